@@ -66,13 +66,16 @@ class _Options:
         metavar="LABEL",
         completion="labels",
     )
-    y: str | None = setting(
+    quality: str | None = setting(
         None,
-        "Vertical axis of --pareto: token agreement, the share of answers that are the target's own, a judge's score, "
-        "exact match (of --bench tasks), or target agreement.  [default: agreement]",
-        choices=("agreement", "verdict", "quality", "exact", "target-agreement"),
+        "Vertical axis of --pareto: agreement with the target token by token (target-agreement), up to the first "
+        "difference (agreement), answers that are the target's own (verdict), a judge's score (quality), or correct "
+        "answers (exact, of --bench tasks).  [default: target-agreement, or agreement where it was not measured]",
+        choices=("target-agreement", "agreement", "verdict", "quality", "exact"),
+        flags=("--quality", "--y"),
+        metavar="NAME",
     )
-    judge: str = setting("", "The judge for --y quality: its name or a part of it.", metavar="NAME")
+    judge: str = setting("", "The judge for --quality quality: its name or a part of it.", metavar="NAME")
     by: str = setting("", "Option along which --sweep goes.  [default: most values]", metavar="OPTION")
 
 
@@ -93,8 +96,8 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
       benchctl plot --pareto
       benchctl plot --pareto results/first.jsonl --out first.svg
       benchctl plot --pareto --by-suite --theme dark --size slide --out talk.png
-      benchctl plot --pareto --y exact results/tasks.jsonl
-      benchctl plot --pareto --y quality --judge gpt results/first.jsonl
+      benchctl plot --pareto --quality exact results/tasks.jsonl
+      benchctl plot --pareto --quality quality --judge gpt results/first.jsonl
       benchctl plot --acceptance --suite koala --size column --out paper.pdf
       benchctl plot --latency --method two_model results/first.jsonl
       benchctl plot --waterfall results/profiled.jsonl
@@ -108,15 +111,16 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
     from benchctl.analysis.plots import catalogue
     from benchctl.analysis.plots.axes import check_image, save
     from benchctl.analysis.plots.style import style_of
-    from benchctl.cli.options import print_warnings, read_files
+    from benchctl.analysis.warnings import warnings
+    from benchctl.cli.options import read_files
 
     (name,) = asked
     picture = catalogue.plot(name)
     for option, value in vars(options).items():
         if value and option not in picture.options:
             raise click.UsageError(f"--{name} does not use {_FLAGS.get(option, f'--{option}')}.")
-    if options.judge and options.y != "quality":
-        raise click.UsageError("--judge needs --y quality.")
+    if options.judge and options.quality != "quality":
+        raise click.UsageError("--judge needs --quality quality.")
     size = output.size
     if size == "page":
         click.echo("Note: --size page is now called --size screen.", err=True)
@@ -124,7 +128,7 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
     out = output.out or Path(f"results/{name}.png")
     check_image(out)
     style, paths = style_of(output.theme, size), tuple(map(Path, files))
-    request = catalogue.Request(style, paths, options.methods, options.y or "", options.judge, options.by)
+    request = catalogue.Request(style, paths, options.methods, options.quality or "", options.judge, options.by)
     groups: tuple[Group, ...] = ()
     if picture.reads_results:
         runs = read_files(files or ("results/*.jsonl",))
@@ -133,7 +137,9 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
         groups = compare(runs, ()) if "judge" in picture.options else compare(runs)
     drawing = picture.draw(by_suite(groups) if options.by_suite else groups, request)
     save(drawing.figure, out)
-    print_warnings(groups)
+    if count := sum(len(warnings(group)) for group in groups):
+        named = " ".join(files) or "results/*.jsonl"
+        click.echo(f"{count} warning{'s' * (count > 1)}: benchctl compare {named}", err=True)
     for note in drawing.notes:
         click.echo(f"Note: {note}", err=True)
     click.echo(f"Plot: {out}")

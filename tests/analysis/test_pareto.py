@@ -38,7 +38,7 @@ SWEPT = (exits("deed", 0.9), exits("deed[threshold=0.3]", 0.3), exits("deed[thre
 def test_a_label_that_leaves_the_option_out_stands_where_its_default_puts_it() -> None:
     """m2r2[mode=dynamic], of threshold 0.9, was drawn before 0.3, so its curve went back through the whole plot."""
     labels = ("deed[threshold=0.3]", "deed", "deed[threshold=0.95]")
-    assert curves(SWEPT) == (Curve(labels, "deed, by threshold"),)
+    assert curves(SWEPT) == (Curve(labels, "threshold 0.3 to 0.95"),)
 
 
 def test_a_curve_over_depths_is_one_too() -> None:
@@ -48,7 +48,7 @@ def test_a_curve_over_depths_is_one_too() -> None:
         for n in (8, 12, 10)
     ]
     (curve,) = curves(depths)
-    assert curve.title == "skip_decode fall_tokens=32, by min_layers"
+    assert curve.title == "min_layers 8 to 12"
     assert [label[23:25].strip(",") for label in curve.labels] == ["8", "10", "12"]
 
 
@@ -65,7 +65,7 @@ def test_a_grid_is_curves_over_thresholds_with_each_label_on_one() -> None:
         for threshold in (0.1, 0.2, 0.3)
     ]
     found = curves(grid)
-    assert [curve.title for curve in found] == [f"early_exit min_exit={exit}, by threshold" for exit in (2, 4, 8)]
+    assert [curve.title for curve in found] == [f"min_exit={exit} threshold 0.1 to 0.3" for exit in (2, 4, 8)]
     assert sorted(label for curve in found for label in curve.labels) == sorted(method.label for method in grid)
 
 

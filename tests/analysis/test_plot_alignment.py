@@ -47,7 +47,7 @@ def test_the_picture_names_streams_gates_and_target(tmp_path: Path) -> None:
     folder = modules_of(tmp_path / "m")
     done = CliRunner().invoke(main, ["plot", "--alignment", str(folder), str(folder), "--out", str(out)])
     assert done.exit_code == 0 and done.output == f"Plot: {out}\n"
-    assert texts(out).count("m2r2 on tiny, 8 layers") == texts(out).count("gate 4") == 2
+    assert texts(out).count("m2r2 on tiny, 8 layers") == texts(out).count("layer 4") == 2
 
 
 @pytest.mark.parametrize(("theme", "size"), list(product(THEMES, SIZES)))

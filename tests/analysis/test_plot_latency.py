@@ -1,4 +1,4 @@
-"""The picture of times: its percentiles are those of the rows, and what few generations cannot tell is said."""
+"""The picture of times: its percentiles are those of the rows, and few generations have no 95th percentile."""
 
 from __future__ import annotations
 
@@ -44,11 +44,6 @@ def test_each_generation_has_its_time_per_token_and_until_the_first(tmp_path: Pa
     (tpot,), (ttft,) = latencies(group, TPOT, [label]), latencies(group, TTFT, [label])
     assert sorted(tpot.seconds) == pytest.approx(sorted(sum(row.step_s) / sum(row.committed) for row in mine))
     assert sorted(ttft.seconds) == pytest.approx(sorted(row.ttft_s or 0.0 for row in mine))
-    assert tpot.mean.value == pytest.approx(
-        sum(sum(row.step_s) for row in mine) / sum(sum(row.committed) for row in mine)
-    )
-    assert tpot.mean.interval is not None
-    assert tpot.mean.interval.low < (tpot.mean.value or 0.0) < tpot.mean.interval.high
 
 
 def test_disturbed_rounds_failures_and_what_the_baseline_did_not_answer_are_left_out(tmp_path: Path) -> None:
@@ -81,8 +76,7 @@ def test_the_numbers_beside_the_boxes_are_the_median_and_the_95th_percentile(tmp
     for label in LABELS:
         times = [1e3 * sum(row.step_s) / sum(row.committed) for row in rows if row.label == label]
         assert f"{np.median(times):.0f} · {np.quantile(times, 0.95):.0f}" in found
-    assert "(n = 30)" in found
-    assert "logarithmic" not in found
+    assert "Latency of 30 answers for each method" in found and "logarithmic" not in found
 
 
 def test_times_of_other_magnitudes_stand_on_a_logarithmic_axis_that_says_so(tmp_path: Path) -> None:
@@ -92,15 +86,17 @@ def test_times_of_other_magnitudes_stand_on_a_logarithmic_axis_that_says_so(tmp_
     ]
     out = tmp_path / "plot.svg"
     write_picture("latency", groups_of(tmp_path, rows), out, style_of())
-    assert "ms, logarithmic" in texts(out).splitlines() and "ms" in texts(out).splitlines()
+    assert texts(out).splitlines().count("logarithmic") == 1  # TTFT is not
 
 
-def test_few_generations_are_said_to_tell_no_slowest_twentieth(tmp_path: Path) -> None:
+def test_few_generations_have_no_95th_percentile(tmp_path: Path) -> None:
+    """Of 19 answers it is hardly more than the slowest one."""
     out = tmp_path / "plot.svg"
     (note,) = write_picture("latency", groups_of(tmp_path, varied(19)), out, style_of())
     assert note.startswith(f"{', '.join(LABELS)}: ") and "--repeats" in note
-    assert "p95 of fewer than 20 generations" in texts(out)
+    assert texts(out).count(" · –") == 6
     assert write_picture("latency", groups_of(tmp_path, varied(20), name="more"), out, style_of()) == ()
+    assert texts(out).count(" · –") == 0
 
 
 def test_only_the_methods_asked_for_are_drawn(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the Pareto plot draws is what the rows say, worked out here by plain sums; its words never cover anything."""
+"""What the Pareto plot draws is what the rows say, worked out here by plain sums; its names never cover anything."""
 
 from __future__ import annotations
 
@@ -34,17 +34,21 @@ from fixtures_records import (
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from pictures import assert_readable, words_of
+from matplotlib.legend import Legend
+from matplotlib.text import Text
+from pictures import assert_readable, draw, words_of
 
 from benchctl.analysis.comparison import Group, by_suite, compare
-from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.plots.fidelity_axis import FidelityAxis
-from benchctl.analysis.plots.pareto import Curve, Panel, draw_panels, draw_pareto, panel_of
+from benchctl.analysis.plots.fidelity_axis import FidelityAxis, default_axis
+from benchctl.analysis.plots.pareto import Curve, draw_panels, items_of, panel_of
 from benchctl.analysis.plots.style import SIZES, THEMES, Style, style_of
+from benchctl.analysis.summary import summarise
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
+SCREEN = style_of()
 STYLES = [style_of(theme, size) for theme, size in product(THEMES, SIZES)]
 SLOW = "lookahead"  # exact, and slower than the baseline
 STEPS = {DRAFTED: 1.2, SLOW: 1.5}  # seconds; the baseline's take 1, early_exit's 0.5
@@ -87,18 +91,26 @@ def speed(label: str) -> float:
     return taken[BASELINE] / taken[label]
 
 
-def panel(figure: Figure) -> Axes:
-    (axes,) = figure.axes
-    return axes
+def all_points(figure: Figure) -> dict[str, Drawn]:
+    return {label: at for axes in figure.axes for label, at in points(axes).items()}
 
 
-def hollow(drawn: Drawn, style: Style) -> bool:
-    return drawn.filling.upper() == style.ground.upper()
+def pareto(groups: Sequence[Group], style: Style = SCREEN, **asked: str) -> Figure:
+    return draw("pareto", groups, style, **asked).figure
+
+
+def names(figure: Figure) -> list[str]:
+    """Those next to dots."""
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def key(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.findobj(Legend) for text in legend.get_texts()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_every_method_stands_at_its_speed_and_agreement_with_its_intervals(style: Style) -> None:
-    drawn = points(panel(draw_pareto(usual(), FidelityAxis(), style)))
+    drawn = all_points(pareto(usual(), style))
     assert {label: at.x for label, at in drawn.items()} == pytest.approx(
         {label: speed(label) for label in (BASELINE, DRAFTED, SLOW, EXITING)}
     )
@@ -112,34 +124,56 @@ def test_every_method_stands_at_its_speed_and_agreement_with_its_intervals(style
     assert drawn[BASELINE].across is None and drawn[DRAFTED].along is None
 
 
-@pytest.mark.parametrize("style", STYLES, ids=str)
-def test_lossless_methods_stand_in_a_band_of_their_own_the_fastest_lowest(style: Style) -> None:
-    axes = panel(draw_pareto(usual(), FidelityAxis(), style))
-    drawn = points(axes)
-    assert drawn[SLOW].y > drawn[BASELINE].y > drawn[DRAFTED].y > 1 > drawn[EXITING].y
-    assert all(tick <= 1 + 1e-9 for tick in axes.get_yticks())  # the band has no scale
-    words = [text.get_text() for text in words_of(axes.figure)]  # type: ignore[arg-type]
-    assert "✓ lossless" in words
-    named = [word for word in words if word.startswith("✓ ") and word != "✓ lossless"]
-    assert {word.split(" ")[1].split("\n")[0] for word in named if "x" in word} == {"two_model", "lookahead"}
+def test_fidelity_is_target_agreement_where_it_was_measured() -> None:
+    """Token agreement ends at the first difference, so the first picture showed all lossy methods near 0."""
+    assert default_axis(usual()) == FidelityAxis(TOKEN_AGREEMENT, instead=TARGET_AGREEMENT)
+    sums = {"scored_tokens": 9.0, "target_agreed_tokens": 8.0, "target_logprob": -9.0}
+    sums |= {"baseline_scored_tokens": 9.0, "baseline_target_logprob": -9.0}
+    rows = [baseline_row(), replace(exiting_row(), fidelity=sums), drafted_row()]
+    groups = groups_of(rows, RUN)
+    assert default_axis(groups) == FidelityAxis(TARGET_AGREEMENT)
+    assert all_points(pareto(groups))[EXITING].y == pytest.approx(8 / 9)
+    assert all_points(pareto(groups, quality="agreement"))[EXITING].y == pytest.approx(2 / 9)
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
-def test_who_is_beaten_is_faded_and_hollow_and_looks_differ_without_colour(style: Style) -> None:
+def test_lossless_methods_have_a_row_each_the_fastest_lowest(style: Style) -> None:
+    band, below = pareto(usual(), style).axes
+    rows = {label: at.y for label, at in points(band).items()}
+    assert rows == {DRAFTED: 0, BASELINE: 1, SLOW: 2} and list(points(below)) == [EXITING]
+    assert list(band.get_yticks()) == [] and band.get_xlim() == below.get_xlim()
+    low, high = below.get_ylim()
+    along = points(below)[EXITING].along
+    assert along and low < along[0] and along[1] < high < 0.6  # no empty half up to 1
+
+
+def test_one_lossless_method_alone_has_a_fidelity_axis() -> None:
+    """It was a strip an inch high without one."""
+    (axes,) = pareto(
+        groups_of([row for n in range(6) for row in (baseline_row(f"p{n}"), drafted_row(f"p{n}"))], RUN)
+    ).axes
+    assert {label: at.y for label, at in points(axes).items()} == {BASELINE: 1, DRAFTED: 1}
+    assert max(axes.get_yticks()) == 1 and len(axes.get_yticks()) > 1 and axes.get_ylabel()
+
+
+@pytest.mark.parametrize("style", STYLES, ids=str)
+def test_colours_are_of_methods_markers_of_claims_and_the_unbeaten_have_an_outline(style: Style) -> None:
     """early_exit is the fastest, two_model the fastest that agrees in all; these beat the others."""
     assert speed(EXITING) > speed(DRAFTED) > 1 > speed(SLOW)
-    drawn = points(panel(draw_pareto(usual(), FidelityAxis(), style)))
-    assert {label for label, at in drawn.items() if hollow(at, style)} == {BASELINE, SLOW}
+    drawn = all_points(pareto(usual(), style))
+    assert {label: at.colour.upper() for label, at in drawn.items()} == {
+        label: style.colour_of(label) for label in drawn
+    }
+    assert {label for label, at in drawn.items() if at.edge.upper() == style.ink} == {DRAFTED, EXITING}
     assert {label: at.marker for label, at in drawn.items()} == {BASELINE: "s", DRAFTED: "o", SLOW: "o", EXITING: "^"}
-    assert contrast(drawn[DRAFTED].colour, style.ground) > 1.5 * contrast(drawn[SLOW].colour, style.ground)
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
-def test_the_frontier_goes_from_the_best_of_the_band_down_to_the_fastest(style: Style) -> None:
-    axes = panel(draw_pareto(usual(), FidelityAxis(), style))
-    drawn = points(axes)
-    best, fastest, floor = drawn[DRAFTED], drawn[EXITING], axes.get_ylim()[0]
-    assert has_line(axes, [(best.x, best.y), (best.x, best.y), (fastest.x, fastest.y), (fastest.x, floor)], "steps-pre")
+def test_the_frontier_goes_from_the_best_lossless_method_down_to_the_fastest(style: Style) -> None:
+    band, below = pareto(usual(), style).axes
+    fastest, (floor, ceiling), best = points(below)[EXITING], below.get_ylim(), speed(DRAFTED)
+    assert has_line(band, [(best, 0), (best, band.get_ylim()[0])], "steps-pre")
+    assert has_line(below, [(best, ceiling), (fastest.x, fastest.y), (fastest.x, floor)], "steps-pre")
 
 
 def has_line(axes: Axes, corners: Sequence[tuple[float, float]], drawstyle: str = "default") -> bool:
@@ -148,123 +182,74 @@ def has_line(axes: Axes, corners: Sequence[tuple[float, float]], drawstyle: str 
     return any(path.shape == (len(corners), 2) and np.allclose(path, corners) for path in paths)
 
 
-def test_without_a_lossless_leader_the_frontier_starts_at_the_left_edge() -> None:
-    found = panel_of(usual()[0], FidelityAxis())
-    dots = tuple(replace(dot, banded=False) for dot in found.dots)
-    axes = panel(draw_panels([replace(found, dots=dots)], FidelityAxis(), style_of()))
-    best, fastest, (left, _), (floor, _) = speed(DRAFTED), speed(EXITING), axes.get_xlim(), axes.get_ylim()
-    assert has_line(axes, [(left, 1), (best, 1), (fastest, 1 / 3), (fastest, floor)], "steps-pre")
+def test_without_several_lossless_methods_the_frontier_starts_at_the_left_edge() -> None:
+    rows = [row for n in range(6) for row in (baseline_row(f"p{n}"), exiting_row(f"p{n}"))]
+    (axes,) = pareto(groups_of(rows, RUN)).axes
+    (left, _), (floor, _), fastest = axes.get_xlim(), axes.get_ylim(), points(axes)[EXITING]
+    assert has_line(axes, [(left, 1), (1, 1), (fastest.x, fastest.y), (fastest.x, floor)], "steps-pre")
+
+
+def test_the_title_is_the_finding() -> None:
+    title, *_ = words_of(pareto(usual()))
+    assert title.get_text() == summarise(usual()[0]).headline == f"two_model: {speed(DRAFTED):.2f}x, same answers"
 
 
 def check_words(figure: Figure, style: Style) -> None:
-    """No word covers another, a marker or the frame, and none leaves the picture."""
+    """No name covers another, a marker or the frame, and none leaves the picture."""
     assert_readable(figure, style)
     for axes in figure.axes:
         frame = axes.get_window_extent().padded(0.1)
-        for box in (text.get_window_extent() for text in axes.texts):
+        for text in axes.texts:
+            box = Text.get_window_extent(text)
             assert box.count_overlaps(markers_of(axes, style.marker * style.dpi / 72)) == 0
             assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
-def test_words_of_a_few_methods_cover_nothing(style: Style) -> None:
-    figure = draw_pareto(usual(), FidelityAxis(), style)
+def test_names_of_a_few_methods_cover_nothing(style: Style) -> None:
+    figure = pareto(usual(), style)
     check_words(figure, style)
+    assert sorted(names(figure)) == sorted([BASELINE, "two_model", SLOW, EXITING])
     assert all(contrast(to_hex(text.get_color()), style.ground) >= 4.5 for text in words_of(figure))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
-def test_words_of_fourteen_methods_cover_nothing(size: str) -> None:
-    """Of 14 labels around one line at 1, most covered each other, or bars."""
-    figure = draw_pareto(many(), FidelityAxis(), style_of("light", size))
+def test_names_of_fourteen_methods_cover_nothing(size: str) -> None:
+    """The key of a column explained 14 long labels, and the picture was 7.8 inches high."""
+    figure = pareto(many(), style_of("light", size))
     check_words(figure, style_of("light", size))
-    assert set(points(panel(figure))) == {BASELINE, *FOURTEEN}
-    high = figure.get_figheight()
-    assert high == 7.5 if size == "slide" else high < 9.5  # it fits on a page of a paper
+    assert set(all_points(figure)) == {BASELINE, *FOURTEEN}
+    assert figure.get_figheight() <= {"screen": 6, "column": 3, "slide": 7.5}[size]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
-def test_a_panel_for_each_suite_shares_one_key(size: str) -> None:
-    style, groups = style_of("dark", size), by_suite(many(2))
-    figure = draw_pareto(groups, FidelityAxis(), style)
+def test_panels_of_suites_share_one_key_and_their_axes() -> None:
+    style, groups = style_of("dark"), by_suite(many(2))
+    figure = pareto(groups, style)
     check_words(figure, style)
-    assert len(figure.axes) == 2 and len(figure.legends) == 1
-    for axes, group in zip(figure.axes, groups, strict=True):
+    assert len(set(key(figure))) == len(key(figure))
+    assert len({axes.get_xlim() for axes in figure.axes}) == len({axes.get_ylim() for axes in figure.axes[1::2]}) == 1
+    for number, group in enumerate(groups):
         expected = {one.label: one.estimate(SPEEDUP).value for one in group.pooled.methods}
-        assert {label: at.x for label, at in points(axes).items()} == pytest.approx(expected)
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert "koala: 3 prompts" in titles and "mt-bench: 3 prompts" in titles
+        drawn = points(figure.axes[2 * number]) | points(figure.axes[2 * number + 1])
+        assert {label: at.x for label, at in drawn.items()} == pytest.approx(expected)
 
 
-@pytest.mark.slow
-def test_numbers_beside_dots_are_those_of_the_key() -> None:
-    """Fourteen long labels do not fit into one column of a paper."""
-    axes = panel(figure := draw_pareto(many(), FidelityAxis(), style_of("light", "column")))
-    told = dict(entry.get_text().replace("\n    ", " ").split("  ", 1) for entry in figure.legends[0].get_texts()[4:])
-    assert len(told) == len(FOURTEEN)
-    drawn = points(axes)
-    for text in axes.texts:
-        if text.get_text().isdigit():
-            label = next(
-                label for label in FOURTEEN if words_in(label) in told[text.get_text()].removeprefix("✓ ") + " "
-            )
-            assert f"{drawn[label].x:.2f}x" in told[text.get_text()]
+def test_a_name_is_enough_for_the_only_label_and_several_have_numbers() -> None:
+    """early_exit and deed each have a lossless label and a lossy one: their markers differ."""
+    items = {item.labels[0]: item for item in items_of([panel_of(group, FidelityAxis()) for group in many()])}
+    assert (items[FOURTEEN[4]].name, items[FOURTEEN[4]].details) == ("early_exit", "")
+    assert (items[FOURTEEN[9]].name, items[FOURTEEN[9]].details) == ("early_exit", "")
+    assert (items[FOURTEEN[3]].name, items[FOURTEEN[3]].details) == ("medusa 1", "heads=2 nodes=4")
+    assert (items[FOURTEEN[7]].name, items[FOURTEEN[7]].details) == ("lookahead 2", "defaults")
 
 
-def words_in(label: str) -> str:
-    return label.replace("[", " ").replace(",", " ").replace("]", "") + " "
-
-
-def test_a_curve_has_a_line_and_a_marker_of_its_own() -> None:
+def test_a_curve_has_a_line_and_one_name() -> None:
     found = panel_of(many()[0], FidelityAxis())
     lossy = tuple(FOURTEEN[-4:])
-    figure = draw_panels([replace(found, curves=(Curve(lossy, "swept, by threshold"),))], FidelityAxis(), style_of())
-    drawn = points(panel(figure))
-    assert has_line(panel(figure), [(drawn[label].x, drawn[label].y) for label in lossy])
-    assert {drawn[label].marker for label in lossy}.isdisjoint({"o", "s", "^", "X"})
-    assert "swept, by threshold" in [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-@pytest.mark.slow
-def test_what_cannot_be_named_is_counted() -> None:
-    """Sixty methods outside the band: the key counts those without a number, and the best one has one."""
-    one = next(dot for dot in panel_of(usual()[0], FidelityAxis()).dots if dot.label == DRAFTED)
-    dots = [
-        replace(
-            one,
-            label=f"two_model[draft_tokens={n}]",
-            x=n / 60,
-            y=n / 60,
-            x_ends=(n / 60, n / 60),
-            y_ends=(n / 60, n / 60),
-            best=n == 60,
-            banded=False,
-        )
-        for n in range(1, 61)
-    ]
-    figure = draw_panels([Panel(usual()[0], tuple(dots), ())], FidelityAxis(), style_of())
-    words = [text.get_text().replace("\n    ", " ") for text in figure.legends[0].get_texts()]
-    numbers = [text.get_text() for text in panel(figure).texts if text.get_text().isdigit()]
-    assert numbers and f"frontier (faded: beaten by another; {60 - len(numbers)} not named)" in words
-    assert words[-1] == f"{len(numbers)}  ✓ two_model draft_tokens=60  1.00x"
-    assert len(points(panel(figure))) == 60
-
-
-@pytest.mark.slow
-def test_panels_name_their_own_leaders_where_there_is_no_room_for_more() -> None:
-    """Five panels of fourteen methods on a slide."""
-    found = panel_of(many()[0], FidelityAxis())
-    shifted = [
-        replace(
-            found,
-            dots=tuple(replace(dot, best=dot.banded and number == leader) for number, dot in enumerate(found.dots)),
-        )
-        for leader in (1, 2, 3, 4, 5)
-    ]
-    figure = draw_panels(shifted, FidelityAxis(), style_of("dark", "slide"))
-    key = [text.get_text().split("  ")[0] for text in figure.legends[0].get_texts()]
-    for axes in figure.axes[: len(shifted)]:
-        numbers = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
-        assert len(numbers) >= 1 and set(numbers) <= set(key)
+    figure, _ = draw_panels([replace(found, curves=(Curve(lossy, "threshold 0.1 to 0.9"),))], FidelityAxis(), SCREEN)
+    drawn = points(figure.axes[1])
+    assert has_line(figure.axes[1], [(drawn[label].x, drawn[label].y) for label in lossy])
+    assert "deed: threshold 0.1 to 0.9" in key(figure) and "skip_decode" not in names(figure)
+    assert {label for label in lossy if drawn[label].across} == {dot.label for dot in found.dots if dot.best} & {*lossy}

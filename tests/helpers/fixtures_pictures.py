@@ -25,7 +25,7 @@ class Drawn:
     along: tuple[float, float] | None
     marker: str
     colour: str
-    filling: str
+    edge: str
 
 
 def points(axes: Axes) -> dict[str, Drawn]:
@@ -44,7 +44,7 @@ def points(axes: Axes) -> dict[str, Drawn]:
             along=along[0] if along else None,
             marker=str(line.get_marker()),
             colour=to_hex(line.get_color()),
-            filling=to_hex(line.get_markerfacecolor()),
+            edge=to_hex(line.get_markeredgecolor()),
         )
     return found
 

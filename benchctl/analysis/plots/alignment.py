@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.axes import dress, new_figure
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Mark, Style, wrapped
+from benchctl.analysis.plots.style import DASHES, Style
 from benchctl.errors import UserError
 
 FACTS = "modules.json"
@@ -82,13 +82,15 @@ def _by_layer(pattern: re.Pattern[str], yardsticks: Mapping[str, float]) -> dict
     return {kind: dict(sorted(values.items())) for kind, values in by_kind.items()}
 
 
-_MARKS = {"slow": -1, "exit": 1, "accelerated": 0, "target": 2}  # numbers of Style.mark; the slow state is in ink
 _NAMES = {
     "slow": "slow state",
-    "exit": "exit of equal size (LITE-style)",
+    "exit": "separate exit of equal size (as in LITE)",
     "accelerated": "accelerated state",
+    "target": "accelerated state vs. its training target",
 }
-_ROW_INCHES = {"screen": 3.3, "column": 5.4}
+_HATCHES = {"slow": "...", "exit": "///", "accelerated": ""}
+_MARKERS = {"slow": "s", "accelerated": "o", "target": "^"}
+_ROW_INCHES = {"screen": 2.9, "column": 3.0, "slide": 7.5}
 _BAR_WIDTH = 0.27
 
 
@@ -96,6 +98,8 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     """A row for each folder of modules in `request.paths`. Raises UserError as `read_alignment` does."""
     if not request.paths:
         raise UserError("no_folders", "name the folders of trained modules to plot, as benchctl train m2r2 wrote them.")
+    if len(request.paths) > 1 and request.style.size != "screen":
+        raise UserError("too_many_panels", "this size has room for one folder: name one, or use --size screen.")
     return Drawing(draw_alignment([read_alignment(folder) for folder in request.paths], request.style))
 
 
@@ -103,81 +107,60 @@ PLOT = Plot(draw, reads_results=False)
 
 
 def draw_alignment(alignments: Sequence[Alignment], style: Style) -> Figure:
-    """Cosines by layer on the left, agreement at the gates on the right; in a column of a paper below each other."""
-    figure = new_figure(style, _ROW_INCHES.get(style.size, 0.0) * len(alignments))
-    side_by_side = style.size != "column"
-    rows, columns = (len(alignments), 2) if side_by_side else (2 * len(alignments), 1)
+    """Cosines by layer on the left, agreement at the gates on the right."""
+    figure = new_figure(style, _ROW_INCHES[style.size] * len(alignments))
     for row, alignment in enumerate(alignments):
-        _draw_cosines(figure.add_subplot(rows, columns, 2 * row + 1), alignment, style)
-        _draw_gates(figure.add_subplot(rows, columns, 2 * row + 2), alignment, style)
+        _draw_cosines(figure.add_subplot(len(alignments), 2, 2 * row + 1), alignment, style)
+        _draw_gates(figure.add_subplot(len(alignments), 2, 2 * row + 2), alignment, style)
+    title = "How early hidden states agree with the last layer"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=style.title, fontweight="bold", color=style.ink)
+    lines, bars = (axes.get_legend_handles_labels()[0] for axes in figure.axes[:2])
+    key = [*lines, next(bar for bar in bars if bar.get_label() == _NAMES["exit"])]
+    figure.legend(handles=key, loc="outside lower center", ncols=1 if style.size == "column" else 2, frameon=False,
+                  fontsize=style.small, labelcolor=style.ink, labelspacing=0.2)  # fmt: skip
     return figure
 
 
-def _mark(style: Style, kind: str) -> Mark:
-    number = _MARKS[kind]
-    return Mark(style.ink, "s", "...", (0, (4, 1.5))) if number < 0 else style.mark(number)
+def _colour(style: Style, kind: str) -> str:
+    """The training target has the colour of the accelerated state, and the exit that of early_exit."""
+    return {"slow": style.muted, "exit": style.colour_of("early_exit")}.get(kind, style.colour_of("m2r2"))
 
 
 def _draw_cosines(axes: Axes, alignment: Alignment, style: Style) -> None:
     slow, fast, target = (alignment.cosines[kind] for kind in ("slow", "accelerated", "target"))
-    _line(axes, list(slow), list(slow.values()), "slow", style, "slow state, last layer's")
+    _line(axes, slow, "slow", style, named=True)
     for number, (first, gate) in enumerate(alignment.intervals):
         layers = range(first + 1, gate + 1)
-        start = [first] if first in slow else []  # there the accelerated state is the slow one
-        xs, ys = [*start, *layers], [*(slow[layer] for layer in start), *(fast[layer] for layer in layers)]
-        hidden = "_" if number else ""  # one line of the legend for all intervals
-        _line(axes, xs, ys, "accelerated", style, f"{hidden}accelerated state, last layer's")
-        ys = [target[layer] for layer in layers]
-        _line(axes, list(layers), ys, "target", style, f"{hidden}accelerated state, what it is to become")
-    axes.set_title(_title(f"{alignment.title}, {alignment.layers} layers: early alignment", style), loc="left")
+        start = {first: slow[first]} if first in slow else {}  # there the accelerated state is the slow one
+        _line(axes, start | {layer: fast[layer] for layer in layers}, "accelerated", style, named=not number)
+        _line(axes, {layer: target[layer] for layer in layers}, "target", style, named=not number)
     axes.set_xlabel("layers run")
-    axes.set_ylabel("mean cosine on held-out text")
+    axes.set_ylabel("mean cosine, held-out text")
     axes.set_xticks(sorted({*alignment.gates, 1}))
-    _finish(axes, style)
+    dress(axes, style)
+    axes.set_title(f"{alignment.title}, {alignment.layers} layers", loc="left", fontsize=style.small, color=style.muted)
 
 
-def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float], kind: str, style: Style, name: str) -> None:
-    mark = _mark(style, kind)
+def _line(axes: Axes, cosines: Mapping[int, float], kind: str, style: Style, *, named: bool) -> None:
+    """One line of the legend is enough for all intervals."""
+    other = "" if kind == "target" else " vs. last layer"
     axes.plot(
-        xs,
-        ys,
-        marker=mark.marker,
-        linestyle=mark.dashes,
-        color=mark.colour,
-        markersize=style.marker * 0.7,
-        linewidth=style.line,
-        label=name,
-    )
+        list(cosines), list(cosines.values()), marker=_MARKERS[kind], color=_colour(style, kind), linewidth=style.line,
+        linestyle=DASHES[2 if kind == "target" else 0], markersize=style.marker * 0.7,
+        label=f"{_NAMES[kind]}{other}" if named else "_",
+    )  # fmt: skip
 
 
 def _draw_gates(axes: Axes, alignment: Alignment, style: Style) -> None:
     for index, source in enumerate(SOURCES):
         xs = [number + (index - 1) * _BAR_WIDTH for number in range(len(alignment.gates))]
         shares = [alignment.agreements[source][gate] for gate in alignment.gates]
-        mark = _mark(style, source)
-        bars = axes.bar(
-            xs,
-            shares,
-            width=_BAR_WIDTH * 0.92,
-            color=mark.colour,
-            edgecolor=style.ground,
-            linewidth=0,
-            hatch=mark.hatch,
-            label=_NAMES[source],
-        )
-        texts = [f"{share:.2f}" for share in shares]
-        axes.bar_label(bars, texts, fontsize=style.small, color=style.ink, padding=1.5)
-    axes.set_xticks(range(len(alignment.gates)), [f"gate {gate}" for gate in alignment.gates])
-    axes.set_ylim(0, 1.14)
-    axes.set_ylabel("share of tokens that agree\nwith the last layer")
-    axes.set_title(_title("next token said at each gate", style), loc="left")
-    _finish(axes, style)
-
-
-def _title(text: str, style: Style) -> str:
-    return wrapped([text], style, style.title, style.width / (1 if style.size == "column" else 2) - 0.6)
-
-
-def _finish(axes: Axes, style: Style) -> None:
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=1, fontsize=style.small)
+        bars = axes.bar(xs, shares, width=_BAR_WIDTH * 0.92, color=_colour(style, source), edgecolor=style.ground,
+                        linewidth=0, hatch=_HATCHES[source], label=_NAMES[source])  # fmt: skip
+        if style.size != "column":  # there numbers would lie on each other
+            texts = [f"{share:.2f}" for share in shares]
+            axes.bar_label(bars, texts, fontsize=style.small, color=style.ink, padding=1.5)
+    axes.set_xticks(range(len(alignment.gates)), [f"layer {gate}" for gate in alignment.gates])
+    axes.set_ylim(0, 1.0)
+    axes.set_ylabel("next tokens equal to\nthe last layer's, held-out text")
     dress(axes, style)

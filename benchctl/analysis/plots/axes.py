@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -18,14 +19,15 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.plots.style import Style, line_inches, shared_headline, text_inches, title_lines, wrapped
+from benchctl.analysis.plots.style import Style, line_inches, prompts_line, settings, text_inches, wrapped
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 from benchctl.records.writer import check_writable
 
-_MOST_GROUPS: Final = {"screen": 6, "column": 6, "slide": 1}
+_MOST_ROWS = 6  # of panels on a screen; elsewhere there is room for one panel
+_BOLD = 1.15  # width of bold letters by that of others
 _TOUCH = 0.1  # of the height of letters: the boxes around two names may overlap by that much
-_HANDLE = 6.0  # width of a legend's handle with its gaps, in font sizes
+_HANDLE = 3.6  # width of a legend's handle with its gaps, in font sizes
 # Without dates and versions, so that equal data give equal bytes.
 _METADATA: Final = {
     ".png": {"Software": None},
@@ -46,21 +48,23 @@ def check_image(path: Path) -> None:
 
 def new_figure(style: Style, height: float) -> Figure:
     """A figure without matplotlib's global state, `style.width` inches wide and `height` inches high. A slide has its
-    own height."""
-    size = (style.width, style.slide_height or height)
-    figure = Figure(figsize=size, dpi=style.dpi, facecolor=style.ground, layout="constrained")
+    own height, and a column of a paper a largest one."""
+    size = (style.width, style.slide_height or min(height, style.most_height))
+    figure = Figure(figsize=size, dpi=style.dpi, facecolor=style.ground)
+    pad = style.small / 240
+    figure.set_layout_engine("constrained", w_pad=pad, h_pad=pad)
     FigureCanvasAgg(figure)
     return figure
 
 
-def check_groups(groups: Sequence[Group], style: Style, most: int | None = None) -> None:
-    """Raises UserError for more groups than `most` (default: as the size has room for), and for one without figures."""
-    most = most or _MOST_GROUPS[style.size]
+def check_groups(groups: Sequence[Group], style: Style, columns: int = 1) -> None:
+    """Raises UserError for more groups than there is room for in rows of `columns`, and for one without figures."""
+    most = _MOST_ROWS * columns if style.size == "screen" else 1
     if len(groups) > most:
         raise UserError(
             "too_many_panels",
             f"{len(groups)} panels are too many for one picture of this size, which has room for {most}: name the "
-            "files to plot, or the suites with --suite.",
+            "files to plot, choose suites with --suite, or use --size screen.",
         )
     for group in groups:
         if not any(method.prompts for method in group.pooled.methods):
@@ -70,28 +74,76 @@ def check_groups(groups: Sequence[Group], style: Style, most: int | None = None)
             )
 
 
-def new_panels(groups: Sequence[Group], style: Style, heights: Sequence[float]) -> tuple[Figure, tuple[SubFigure, ...]]:
-    """A figure with a titled panel for each group. `heights` are inches without titles.
+def new_panels(
+    groups: Sequence[Group],
+    titles: Sequence[str],
+    style: Style,
+    heights: Sequence[float],
+    *,
+    columns: int = 1,
+    keys: Sequence[Sequence[Artist]] = (),
+) -> tuple[Figure, tuple[SubFigure, ...]]:
+    """A figure with a panel for each group, and legends of the artists in `keys` below all panels. Above each panel
+    stand its title, and its settings in small type.
 
+    `heights` are inches without titles; on a slide and in a column panels shrink to the height of the picture.
     Raises UserError as `check_groups` does.
     """
-    check_groups(groups, style)
-    titles = list(_titles(groups, style))
-    title_heights = [(title.count("\n") + 2) * line_inches(style, style.title) for title in titles]
-    totals = [height + above for height, above in zip(heights, title_heights, strict=True)]
-    figure = new_figure(style, sum(totals))
-    panels = tuple(figure.subfigures(len(groups), 1, squeeze=False, height_ratios=totals)[:, 0])
-    for panel, title in zip(panels, titles, strict=True):
-        panel.set_facecolor(style.ground)
-        panel.suptitle(title, x=0.01, ha="left", fontsize=style.title, color=style.ink)
-    return figure, panels
+    check_groups(groups, style, columns)
+    columns = min(columns, len(groups))
+    margin, gap = style.small / 72, 0.3 * line_inches(style)
+    heads = list(_heads(groups, titles, style, style.width / columns - 2 * margin))
+    rows = [range(at, min(at + columns, len(groups))) for at in range(0, len(groups), columns)]
+    head_inches = [max(heads[number].inches(style) for number in row) + 2.5 * gap for row in rows]
+    body_inches = [max(heights[number] for number in row) for row in rows]
+    key_inches = [legend_inches(key, style) for key in keys if key]
+    fixed = sum(head_inches) + sum(key_inches)
+    figure = new_figure(style, fixed + sum(body_inches))
+    scale = (figure.get_figheight() - fixed) / sum(body_inches)
+    cells = [head + scale * body for head, body in zip(head_inches, body_inches, strict=True)]
+    upper, *below = figure.subfigures(
+        1 + len(key_inches), 1, squeeze=False, height_ratios=[sum(cells), *key_inches]
+    ).flat
+    for part, key in zip(below, filter(None, keys), strict=True):
+        _draw_legend(part, key, style)
+    grid = upper.subfigures(len(rows), columns, squeeze=False, height_ratios=cells)
+    panels = []
+    for number, head in enumerate(heads):
+        inches, cell = head_inches[number // columns], cells[number // columns]
+        top, panel = grid.flat[number].subfigures(2, 1, squeeze=False, height_ratios=(inches, cell - inches)).flat
+        left, above = margin * columns / style.width, 1 - gap / inches
+        second_line = above - (head.title_inches(style) + gap / 2) / inches
+        top.text(left, above, head.title, va="top", fontsize=style.title, fontweight="bold", color=style.ink)
+        top.text(left, second_line, head.details, va="top", fontsize=style.small, color=style.muted)
+        panels.append(panel)
+    for part in figure.findobj(SubFigure):
+        part.set_facecolor(style.ground)
+    return figure, tuple(panels)
 
 
-def _titles(groups: Sequence[Group], style: Style) -> Iterator[str]:
-    """A headline that all panels share stands above the first only."""
-    shared = bool(shared_headline(groups))
-    for number, group in enumerate(groups):
-        yield wrapped(title_lines(group, with_headline=not (shared and number)), style, style.title)
+@dataclass(frozen=True)
+class _Head:
+    """What stands above a panel, in lines."""
+
+    title: str
+    details: str
+
+    def title_inches(self, style: Style) -> float:
+        return (self.title.count("\n") + 1) * line_inches(style, style.title)
+
+    def inches(self, style: Style) -> float:
+        return self.title_inches(style) + (self.details.count("\n") + 1) * line_inches(style)
+
+
+def _heads(groups: Sequence[Group], titles: Sequence[str], style: Style, inches: float) -> Iterator[_Head]:
+    """Settings that all panels share stand above the first only."""
+    shared = len({settings(group) for group in groups}) == 1
+    for number, (group, title) in enumerate(zip(groups, titles, strict=True)):
+        details = "" if shared and number else f"{settings(group)}; "
+        yield _Head(
+            wrapped([title], style, style.title, inches / _BOLD),
+            wrapped([details + prompts_line(group)], style, style.small, inches),
+        )
 
 
 def dress(axes: Axes, style: Style) -> None:
@@ -123,30 +175,35 @@ def reaches(estimates: Sequence[Estimate], missing: float = 0.0) -> tuple[list[f
     return down, up
 
 
-def legend_columns(names: Sequence[str], style: Style) -> int:
-    """How many columns of a legend below a panel fit side by side, so that rows are about equally long."""
-    longest = max(text_inches(name, style.small)[0] for name in names) + _HANDLE * style.small / 72
-    columns = max(1, min(len(names), int(0.96 * style.width / longest)))
-    return ceil(len(names) / ceil(len(names) / columns))
+def legend_columns(key: Sequence[Artist], style: Style) -> int:
+    """How many columns of a legend fit side by side: all where they fit into one row, else of equal width, so that rows
+    are about equally long."""
+    widths = [text_inches(str(entry.get_label()), style.small)[0] + _HANDLE * style.small / 72 for entry in key]
+    if sum(widths) <= style.width:
+        return len(key)
+    columns = max(1, min(len(key), int(style.width / max(widths))))
+    return ceil(len(key) / ceil(len(key) / columns))
 
 
-def legend_inches(names: Sequence[str], style: Style) -> float:
+def legend_inches(key: Sequence[Artist], style: Style) -> float:
     """The height of that legend."""
-    return ceil(len(names) / legend_columns(names, style)) * 1.25 * line_inches(style)
+    lines = ceil(sum(str(entry.get_label()).count("\n") + 1 for entry in key) / legend_columns(key, style))
+    return (lines * 1.25 + 0.4) * line_inches(style)
 
 
-def add_legend(panel: Figure | SubFigure, handles: Sequence[Artist], names: Sequence[str], style: Style) -> None:
-    """Below the whole panel."""
-    panel.legend(
-        handles,
-        names,
-        loc="outside lower center",
-        ncols=legend_columns(names, style),
+def _draw_legend(part: SubFigure, key: Sequence[Artist], style: Style) -> None:
+    part.legend(
+        handles=key,
+        loc="center",
+        borderpad=0,
+        ncols=legend_columns(key, style),
         frameon=False,
         fontsize=style.small,
         labelcolor=style.ink,
-        handlelength=3,
-        columnspacing=1.5,
+        handlelength=1.6,
+        handletextpad=0.6,
+        columnspacing=1.2,
+        labelspacing=0.25,
     )
 
 
@@ -162,18 +219,11 @@ def check_names(figure: Figure, style: Style) -> None:
             raise UserError("names_overlap", "names overlap on a slide: choose fewer with --method, or --size screen.")
 
 
-def settle(figure: Figure, column: Sequence[Axes] = (), inches: float = 0.0) -> None:
-    """Lay out the figure and freeze the layout, so that positions are known. Dollar signs in names are no formulas.
-
-    The figure's height changes so that the axes of `column`, which lie below each other, are `inches` high together.
-    """
+def settle(figure: Figure) -> None:
+    """Lay out the figure and freeze the layout, so that positions are known. Dollar signs in names are no formulas."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     figure.draw_without_rendering()
-    if len(column):
-        missing = inches - sum(axes.get_window_extent().height for axes in column) / figure.dpi
-        figure.set_figheight(figure.get_figheight() + missing)
-        figure.draw_without_rendering()
     figure.set_layout_engine("none")
 
 

@@ -34,7 +34,7 @@ class Request:
     style: Style
     paths: tuple[Path, ...] = ()
     methods: tuple[str, ...] = ()
-    y: str = ""
+    quality: str = ""
     judge: str = ""
     by: str = ""
 

@@ -1,5 +1,6 @@
 """The vertical axis of the Pareto plot: how far answers equal the target's, or how good they are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,26 +9,32 @@ from benchctl.analysis.judges.figures import SCORE_DIFFERENCE
 from benchctl.analysis.judges.judgements import Judge
 from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, TARGET_AGREEMENT, TARGET_ANSWERS, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.errors import UserError
 
-DEFAULT: Final = "agreement"
 METRICS: Final[dict[str, Metric]] = {
-    DEFAULT: TOKEN_AGREEMENT,
+    "target-agreement": TARGET_AGREEMENT,
+    "agreement": TOKEN_AGREEMENT,
     "verdict": TARGET_ANSWERS,
     "quality": SCORE_DIFFERENCE,
     "exact": EXACT_MATCH,
-    "target-agreement": TARGET_AGREEMENT,
 }
 AGAINST_BASELINE: Final = (TOKEN_AGREEMENT, TARGET_AGREEMENT, TARGET_ANSWERS)  # 1 for the baseline's own answer
 
 
 @dataclass(frozen=True)
 class FidelityAxis:
-    """A metric, and for a judge's score the judge."""
+    """A metric, and for a judge's score the judge. `instead` is the metric that would be drawn if it were measured."""
 
     metric: Metric = TOKEN_AGREEMENT
     judge: Judge | None = None
+    instead: Metric | None = None
+
+    @property
+    def name(self) -> str:
+        """What the metric is called."""
+        return "target agreement" if self.metric == TARGET_AGREEMENT else self.metric.label
 
     def of(self, group: Group, method: MethodFigures) -> Estimate:
         """A method's value. The baseline has 1, or 0 for a difference, where it is compared with itself.
@@ -51,14 +58,13 @@ class FidelityAxis:
 
     def title(self, group: Group) -> str:
         """The name of the axis."""
-        methods, baseline = group.pooled.methods, group.run.baseline
-        prompts = max(method.checked_prompts or method.prompts for method in methods)
+        methods = group.pooled.methods
         if self.judge:
             judged = [figures.prompts for method in methods for figures in method.judged if figures.judge == self.judge]
-            name = f"score of {self.judge.name} on {max(judged)} prompts,\ndifference to {baseline}"
-            return f"{name} (bars: 95% interval)"
-        basis = f"with {baseline}" if self.metric is TOKEN_AGREEMENT else f"on {prompts} prompts"
-        return f"{self.metric.label} {basis}\n(bars: 95% interval)"
+            return f"score of {self.judge.name} on {max(judged)} prompts,\ndifference to {group.run.baseline}"
+        if self.metric is EXACT_MATCH:
+            return f"{self.name} on {max(method.checked_prompts for method in methods)} prompts"
+        return f"{self.name}\n(target agreement\nnot measured)" if self.instead else self.name
 
     def _judged(self, method: MethodFigures) -> Estimate:
         figures = next((figures for figures in method.judged if figures.judge == self.judge), None)
@@ -72,11 +78,27 @@ class FidelityAxis:
         return "no answers that can be checked. Plot a run with --bench tasks."
 
 
-def fidelity_axis(name: str, groups: tuple[Group, ...], judge: str = "") -> FidelityAxis:
-    """The axis of this name in METRICS. For quality, `judge` is a part of a judge's name, or "" for the only judge.
+def default_axis(groups: Sequence[Group]) -> FidelityAxis:
+    """Target agreement where every method with a speed-up has it, else token agreement."""
+    drawn = [
+        method
+        for group in groups
+        for method in group.pooled.methods
+        if not method.is_baseline and method.estimate(SPEEDUP).value is not None
+    ]
+    if all(method.estimate(TARGET_AGREEMENT).value is not None for method in drawn):
+        return FidelityAxis(TARGET_AGREEMENT)
+    return FidelityAxis(TOKEN_AGREEMENT, instead=TARGET_AGREEMENT)
+
+
+def fidelity_axis(name: str, groups: Sequence[Group], judge: str = "") -> FidelityAxis:
+    """The axis of this name in METRICS, "" for the default. For quality, `judge` is a part of a judge's name, or "" for
+    the only judge.
 
     Raises UserError where no judge, or more than one, has such a name.
     """
+    if not name:
+        return default_axis(groups)
     if METRICS[name] is not SCORE_DIFFERENCE:
         return FidelityAxis(METRICS[name])
     judges = dict.fromkeys(each for group in groups if group.judging for each in group.judging.judges)

@@ -1,46 +1,33 @@
 """Speed-up against fidelity, with the methods that no other beats in both.
 
-By token agreement and by verdicts all lossless methods and the baseline lie at 1. They get a row each in a band above
-the other methods instead, the fastest lowest. The band has no scale upwards.
+The lossless methods and the baseline all have the same fidelity. Where there are several, each has a row in a band
+above the other methods, the fastest lowest. The band has no scale upwards.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, cycle
-from math import ceil
+from dataclasses import dataclass
+from itertools import pairwise, product
 from typing import Any, Final, Literal
 
-import numpy as np
-from adjustText import adjust_text
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import Bbox, BboxBase
+from matplotlib.transforms import Bbox
 
 from benchctl.analysis.comparison import Group, MethodFigures, label_lines
 from benchctl.analysis.frame.build import claims_exact
-from benchctl.analysis.metrics.faithfulness import TARGET_ANSWERS, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import short_labels
-from benchctl.analysis.plots.axes import check_groups, dress, new_figure, settle
+from benchctl.analysis.plots.axes import check_groups, dress, new_panels, settle
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, DEFAULT, METRICS, FidelityAxis, fidelity_axis
-from benchctl.analysis.plots.style import (
-    LINE_SPACING,
-    Dashes,
-    Mark,
-    Style,
-    in_lines,
-    is_number,
-    shared_headline,
-    title_lines,
-    wrapped,
-)
+from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, METRICS, FidelityAxis, fidelity_axis
+from benchctl.analysis.plots.style import DASHES, Dashes, Style, is_number, line_inches, wrapped
 from benchctl.analysis.stats.estimates import Estimate
-from benchctl.errors import UserError
+from benchctl.analysis.summary import summarise
 from benchctl.records.schema import MethodInfo
 
 Look = Literal["baseline", "lossless", "unproven", "lossy"]
@@ -51,33 +38,24 @@ LOOKS: Final[dict[Look, str]] = {
     "lossy": "lossy",
 }
 _MARKERS: Final[dict[Look, str]] = {"baseline": "s", "lossless": "o", "unproven": "X", "lossy": "^"}
-_CURVE_MARKERS = ("v", "D", "P", "<", ">", "p", "*", "h", "d")
-_FRONTIER_DASHES: Final[Dashes] = (0, (4, 1.5))
-_ONE_BY_DEFINITION = (TOKEN_AGREEMENT, TARGET_ANSWERS)  # of lossless methods and of the baseline
 
-_MOST_PANELS = 12
-_MOST_NAMES = 12  # next to dots outside the band; more methods get numbers and a key
-_KEY_ENTRIES = (24, 14, 9, 6, 0)  # numbered methods in a key; those on a frontier are always among them
 _FEWEST_OF_CURVE = 3
-_COLUMNS: Final = {"screen": 2, "column": 1, "slide": 3}  # of panels, and of the key below them
-_FREE_INCHES: Final = {"screen": 3.4, "column": 2.7}  # height of the part of a panel below the band
-_SMALL_FREE_INCHES: Final = {"screen": 2.2, "column": 1.9}  # where there are several panels
-_SLIDE_INCHES = 4.5  # height of all panels of a slide
-_BAND_SHARE = 0.6  # the most of a panel
-_KEY_SHARE = 0.36  # of the width of a slide, for a key at its side
-_CUT_KEY = 10_000  # counts as so many overlapping names
-_ROUNDS = 200  # of adjustText
-_KEY_HANDLE = 5.0  # width of a marker in a key with its gaps, in font sizes
+_COLUMNS: Final = {"screen": 2, "column": 1, "slide": 1}  # of panels
+_FREE_INCHES: Final = {"screen": 2.5, "column": 1.2, "slide": 3.2}  # height of the part of a panel below the band
+_MOST_EXPLAINED = 12  # names in the key
+_MOST_ROWS: Final = {"column": 8, "slide": 12}  # of the band and of the key, where the height is limited
+_PIECES = 12  # of a curve between two dots
+_DISTANCES = (1.0, 1.5, 2.0, 3.0, 4.5, 6.0)  # of a name from its dot, from the nearest
+_DIRECTIONS = ((1, 0.4), (-1, 0.4), (1, -0.4), (-1, -0.4), (0, 1), (0, -1), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1))
 
 
 @dataclass(frozen=True)
 class Dot:
     """A method in a panel at speed-up `x` and fidelity `y`. `x_ends` and `y_ends` are the ends of its error bars, the
     value itself without an interval. `best`: no other method beats it. `banded`: it stands in the band of lossless
-    methods. `number` is its place among the group's methods."""
+    methods."""
 
     label: str
-    number: int
     look: Look
     x: float
     y: float
@@ -89,7 +67,8 @@ class Dot:
 
 @dataclass(frozen=True)
 class Curve:
-    """Lossy labels that differ in one number, in its order; `title` is what they share, and that option."""
+    """Lossy labels that differ in one number, in its order. `title` has this number, and the options that set the curve
+    apart from other labels of its method."""
 
     labels: tuple[str, ...]
     title: str
@@ -112,47 +91,39 @@ class Panel:
     def free(self) -> tuple[Dot, ...]:
         return tuple(dot for dot in self.dots if not dot.banded)
 
+    @property
+    def title(self) -> str:
+        """The finding. Without lossless methods there is none, and the title is what the picture shows."""
+        lossless = any(dot.look == "lossless" for dot in self.dots)
+        return summarise(self.group).headline if lossless else "Speed-up and fidelity of lossy methods"
+
 
 @dataclass(frozen=True)
-class Naming:
-    """What stands next to the dots of each label, and the methods that the key explains, with their entries."""
+class Item:
+    """A curve or a single label, and what it is called. `details` are its options, for the key; "" where the name is
+    enough. `dashes` set apart the curves of one method."""
 
-    texts: Mapping[str, str]
-    key: Mapping[str, str]
+    labels: tuple[str, ...]
+    name: str
+    look: Look
+    details: str
+    dashes: Dashes
 
 
 def draw(groups: Sequence[Group], request: Request) -> Drawing:
     """A panel for each group. Raises UserError for runs without the asked fidelity, and for too many groups."""
-    return Drawing(
-        draw_pareto(groups, fidelity_axis(request.y or DEFAULT, tuple(groups), request.judge), request.style)
-    )
+    check_groups(groups, request.style, _COLUMNS[request.style.size])
+    axis = fidelity_axis(request.quality, groups, request.judge)
+    figure, unexplained = draw_panels([panel_of(group, axis) for group in groups], axis, request.style)
+    note = f"there is no room for the options of {unexplained} names. Use --size screen."
+    return Drawing(figure, [note] if unexplained else [])
 
 
 PLOT = Plot(
     draw,
-    options=("suites", "by_suite", "y", "judge"),
-    needs_greedy=lambda request: METRICS[request.y or DEFAULT] in AGAINST_BASELINE,
+    options=("suites", "by_suite", "quality", "judge"),
+    needs_greedy=lambda request: not request.quality or METRICS[request.quality] in AGAINST_BASELINE,
 )
-
-
-def draw_pareto(groups: Sequence[Group], axis: FidelityAxis, style: Style) -> Figure:
-    """The picture with the fullest names that all fit. Raises UserError as `draw` does."""
-    long_titles = style.slide_height and not shared_headline(groups)
-    check_groups(groups, style, 1 if long_titles else _MOST_PANELS)
-    return draw_panels([panel_of(group, axis) for group in groups], axis, style)
-
-
-def draw_panels(panels: Sequence[Panel], axis: FidelityAxis, style: Style) -> Figure:
-    """The picture with the first of `_namings` in which no name overlaps anything; else with the fewest overlaps."""
-    if style.slide_height and len(panels) > _COLUMNS[style.size]:
-        style = replace(style, marker=0.6 * style.marker)
-    tries: list[tuple[int, int, Figure]] = []
-    for naming in _namings(panels, style):
-        figure, misfits = _drawn(panels, naming, axis, style)
-        if not misfits:
-            return figure
-        tries.append((misfits, len(tries), figure))
-    return min(tries)[2]
 
 
 # --- what a panel shows -----------------------------------------------------------------------------------------------
@@ -161,31 +132,27 @@ def draw_panels(panels: Sequence[Panel], axis: FidelityAxis, style: Style) -> Fi
 def panel_of(group: Group, axis: FidelityAxis) -> Panel:
     """The dots of a group, all its suites together. Raises UserError as `FidelityAxis.of` does."""
     methods = [method for method in group.pooled.methods if method.estimate(SPEEDUP).value is not None]
-    if not methods:
-        raise UserError(
-            "no_baseline_answers",
-            f"{group.files[0].path}: no prompt was answered by the baseline. See `benchctl compare`.",
-        )
     fidelity = [axis.of(group, method) for method in methods]
     xs = [1.0 if method.is_baseline else method.estimate(SPEEDUP).value or 0.0 for method in methods]
     points = [(x, estimate.value or 0.0) for x, estimate in zip(xs, fidelity, strict=True)]
     looks = [look_of(group, method) for method in methods]
-    with_band = axis.metric in _ONE_BY_DEFINITION and "lossless" in looks
-    numbers = {method.label: number for number, method in enumerate(group.methods)}
+    with_band = axis.metric in AGAINST_BASELINE and looks.count("lossless") > 1
+    banded = [with_band and look in ("baseline", "lossless") for look in looks]
+    # A lossless method whose answers differ in ties has all of the fidelity.
+    ranked = [(x, 1.0 if in_band else y) for (x, y), in_band in zip(points, banded, strict=True)]
     dots = tuple(
         Dot(
             label=method.label,
-            number=numbers[method.label],
             look=look,
             x=x,
             y=y,
             x_ends=_ends(method.estimate(SPEEDUP), x),
             y_ends=_ends(estimate, y),
             best=best,
-            banded=with_band and look in ("baseline", "lossless"),
+            banded=in_band,
         )
-        for method, estimate, (x, y), best, look in zip(
-            methods, fidelity, points, frontier(points, looks), looks, strict=True
+        for method, estimate, (x, y), best, look, in_band in zip(
+            methods, fidelity, points, frontier(ranked, looks), looks, banded, strict=True
         )
     )
     lossy = {dot.label for dot in dots if dot.look == "lossy"}
@@ -220,7 +187,7 @@ def frontier(points: Sequence[tuple[float, float]], looks: Sequence[Look]) -> tu
 def curves(methods: Sequence[MethodInfo]) -> tuple[Curve, ...]:
     """Three or more methods of one name that differ in one number among their options, left-out defaults included. A
     threshold goes first, and each method is on one curve at most."""
-    left = list(methods)
+    left, short = list(methods), short_labels([method.label for method in methods])
     numeric = {name for method in methods for name, value in method.options.items() if is_number(value)}
     found = []
     for option in sorted(numeric, key=lambda name: (name != "threshold", name)):
@@ -232,15 +199,16 @@ def curves(methods: Sequence[MethodInfo]) -> tuple[Curve, ...]:
         for members in alike.values():
             if len({method.options[option] for method in members}) >= _FEWEST_OF_CURVE:
                 left = [method for method in left if method not in members]
-                found.append((methods.index(members[0]), _curve(members, option)))
+                found.append((methods.index(members[0]), _curve(members, option, short)))
     return tuple(curve for _, curve in sorted(found, key=lambda item: item[0]))
 
 
-def _curve(methods: Sequence[MethodInfo], option: str) -> Curve:
+def _curve(methods: Sequence[MethodInfo], option: str, short: Mapping[str, str]) -> Curve:
     ordered = sorted(methods, key=lambda method: float(str(method.options[option])))
-    name, *options = label_lines(max((method.label for method in methods), key=len))
+    options = max((short[method.label] for method in methods), key=len).split(" ")[1:]
     common = [text for text in options if not text.startswith(f"{option}=")]
-    return Curve(tuple(method.label for method in ordered), f"{' '.join([name, *common])}, by {option}")
+    swept = f"{option} {ordered[0].options[option]} to {ordered[-1].options[option]}"
+    return Curve(tuple(method.label for method in ordered), " ".join([*common, swept]))
 
 
 def _ends(estimate: Estimate, value: float) -> tuple[float, float]:
@@ -249,300 +217,280 @@ def _ends(estimate: Estimate, value: float) -> tuple[float, float]:
     return (min(interval.low, value), max(interval.high, value)) if interval else (value, value)
 
 
-def _namings(panels: Sequence[Panel], style: Style) -> Iterator[Naming]:
-    """Ways to name methods, the fullest first: words; words without shared options (on a slide only these); numbers
-    for all, for fewer, for those on a frontier. The baseline has no number."""
-    single = len(panels) == 1
-    dots = {dot.label: dot for panel in panels for dot in panel.dots}
-    full, short = {label: " ".join(label_lines(label)) for label in dots}, short_labels(list(dots))
-    badges = {label: "✓ " if dot.look == "lossless" else "" for label, dot in dots.items()}
-    if single and len(panels[0].free) <= _MOST_NAMES:
-        for words in [short] if style.slide_height else [full, short]:
-            yield Naming({label: f"{badges[label]}{words[label]}{_speed(dot)}" for label, dot in dots.items()}, {})
-    words = short if style.slide_height else full
-    methods = [label for label, dot in dots.items() if dot.look != "baseline"]
-    best = {dot.label for panel in panels for dot in panel.dots if dot.best}.intersection(methods)
-    ranked = sorted(methods, key=lambda label: (label not in best, -dots[label].x))
-    for count in dict.fromkeys(max(min(most, len(ranked)), len(best)) for most in _KEY_ENTRIES):
-        numbered = [label for label in methods if label in ranked[:count]]
-        numbers = {label: str(number) for number, label in enumerate(numbered, 1)}
-        speeds = {label: f"  {dots[label].x:.2f}x" if single else "" for label in numbered}
-        key = {label: f"{numbers[label]}  {badges[label]}{words[label]}{speeds[label]}" for label in numbered}
-        yield Naming(numbers, key)
+def items_of(panels: Sequence[Panel]) -> tuple[Item, ...]:
+    """All curves and single labels. A method's name is enough for its only label among the lossless methods, or among
+    the others; of several each gets a number."""
+    looks = {dot.label: dot.look for panel in panels for dot in panel.dots}
+    short = short_labels(list(looks))
+    found = {curve.labels: curve.title for panel in panels for curve in panel.curves}
+    on_curves = {label for labels in found for label in labels}
+    found |= {(label,): short[label].partition(" ")[2] or "defaults" for label in looks if label not in on_curves}
+    kinds = {labels: (label_lines(labels[0])[0], looks[labels[0]]) for labels in found}
+    counts, numbers = Counter(kinds.values()), Counter[tuple[str, Look]]()
+    items = []
+    for labels, details in found.items():
+        (name, look) = kind = kinds[labels]
+        numbers[kind] += 1
+        several = counts[kind] > 1
+        own = f"{name} {numbers[kind]}" if several else name
+        dashes = DASHES[(numbers[kind] - 1) % len(DASHES)]
+        items.append(Item(labels, own, look, details if several or len(labels) > 1 else "", dashes))
+    return tuple(items)
 
 
-def _speed(dot: Dot) -> str:
-    """In the band on the same line; elsewhere with the interval, because bars overlap there."""
-    low, high = dot.x_ends
-    return f"  {dot.x:.2f}x" if dot.banded else f"\n{dot.x:.2f}x" + (f" [{low:.2f}, {high:.2f}]" * (high > low))
+@dataclass(frozen=True)
+class _Place:
+    """Where a dot stands: in the band `y` is its row. On a curve only dots that no other beats have bars."""
+
+    dot: Dot
+    axes: Axes
+    y: float
+    has_bars: bool
+
+    @property
+    def y_ends(self) -> tuple[float, float]:
+        return (self.y, self.y) if self.dot.banded else self.dot.y_ends
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Of the axes, the same in all panels."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def look_mark(style: Style, look: Look) -> Mark:
-    """The baseline is drawn in ink, each other look in a colour; markers differ too."""
-    colours = {"baseline": style.ink, "lossless": style.colours[0], "lossy": style.colours[1]}
-    return Mark(colours.get(look, style.colours[2]), _MARKERS[look], "", "-")
-
-
-def _curve_marks(panels: Sequence[Panel], style: Style) -> dict[Curve, Mark]:
-    """Colours after those of looks; markers that no look has."""
-    found = dict.fromkeys(curve for panel in panels for curve in panel.curves)
-    return {
-        curve: replace(style.mark(number), colour=style.mark(number + 3).colour, marker=marker)
-        for (number, curve), marker in zip(enumerate(found), cycle(_CURVE_MARKERS), strict=False)
-    }
-
-
-def _drawn(panels: Sequence[Panel], naming: Naming, axis: FidelityAxis, style: Style) -> tuple[Figure, int]:
-    """The picture, and how many of its names overlap or are cut."""
-    marks = _curve_marks(panels, style)
-    columns = min(len(panels), _COLUMNS[style.size])
-    starts = range(0, len(panels), columns)
-    inches = [max(_panel_inches(panel, style, len(panels)) for panel in panels[at : at + columns]) for at in starts]
-    key_aside = bool(style.slide_height and naming.key)
-    width = style.width * (1 - _KEY_SHARE * key_aside)
-    figure = new_figure(style, 3 * sum(inches))
-    grid = figure.subplots(len(starts), columns, squeeze=False, height_ratios=inches)
-    _write_titles(figure, grid, panels, axis, style, (width, sum(inches)))
-    key = _key(panels, naming, marks, style)
-    key_columns = 1 if key_aside else _COLUMNS[style.size]
-    key_width = (
-        style.width - width if key_aside else 0.96 * style.width / key_columns
-    ) - _KEY_HANDLE * style.small / 72
-    for entry in key:
-        entry.set_label("\n".join(in_lines(str(entry.get_label()), style.small, key_width, indent="    ")))
-    legend = figure.legend(
-        handles=key, ncols=key_columns, loc="outside right upper" if key_aside else "outside lower left",
-        fontsize=style.small, labelcolor=style.ink, frameon=False, labelspacing=0.4, columnspacing=1.2,
-    )  # fmt: skip
-    for axes in grid.flat[len(panels) :]:
-        axes.set_visible(False)
-    rows_of = [
-        _set_limits(axes, panel, style, inches[number // columns])
-        for number, (axes, panel) in enumerate(zip(grid.flat, panels, strict=False))
-    ]
-    settle(figure, () if style.slide_height else list(grid[:, 0]), sum(inches))
-    misfits = 0 if _inside(legend.get_window_extent(), figure.bbox) else _CUT_KEY
-    for axes, panel, rows in zip(grid.flat, panels, rows_of, strict=False):
-        _draw_dots(axes, panel, rows, style, marks)
-        if axis.judge:
-            axes.axhline(0, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)
-        misfits += _write_names(axes, panel, rows, naming.texts, style)
-    return figure, misfits
-
-
-def _write_titles(
-    figure: Figure,
-    grid: np.ndarray,
-    panels: Sequence[Panel],
-    axis: FidelityAxis,
-    style: Style,
-    size: tuple[float, float],
-) -> None:
-    """Above all panels and above each; names of axes next to each panel where they differ, next to the outer ones
-    otherwise, and once on a slide. `size` is the width and the height of all panels in inches."""
-    groups, (rows, columns) = [panel.group for panel in panels], grid.shape
-    width, height = size[0] / columns - 0.9, size[1] / rows
-    x_names = [f"speed-up over {group.run.baseline}, whole answers (bars: 95% interval)" for group in groups]
-    y_names = [axis.title(group) if panel.free else "" for group, panel in zip(groups, panels, strict=True)]
-    alike = len({*x_names}) == len({*y_names}) == 1
-    headline = shared_headline(groups)
-    lines = title_lines(groups[0]) if len(panels) == 1 else [headline]
-    words: dict[str, Any] = {"color": style.ink, "fontsize": style.text}
-    figure.suptitle(
-        wrapped(lines, style, style.title, size[0] - 0.2), **words | {"fontsize": style.title}, x=0.01, ha="left"
+def draw_panels(panels: Sequence[Panel], axis: FidelityAxis, style: Style) -> tuple[Figure, int]:
+    """The picture, and how many names the key leaves out. A name without a free place near its dot is left out."""
+    items = items_of(panels)
+    best = {dot.label for panel in panels for dot in panel.dots if dot.best}
+    explained = sorted((item for item in items if item.details), key=lambda item: best.isdisjoint(item.labels))
+    rows = max(len(panel.band) for panel in panels)
+    shown = explained[: _MOST_EXPLAINED if style.size == "screen" else max(0, _MOST_ROWS[style.size] - rows)]
+    labels = 3.5 * line_inches(style)
+    figure, parts = new_panels(
+        [panel.group for panel in panels],
+        [panel.title for panel in panels],
+        style,
+        [_band_inches(panel, style) + _free_inches(panel, len(panels), style) + labels for panel in panels],
+        columns=_COLUMNS[style.size],
+        keys=(_looks_key(panels, style), _items_key([item for item in items if item in shown], style)),
     )
-    if once := bool(alike and style.slide_height and len(panels) > 1):
-        figure.supxlabel(x_names[0], **words)
-        figure.supylabel(y_names[0], **words, ma="center")
-    for number, axes in enumerate(grid.flat[: len(panels)]):
-        if not alike or (not once and number + columns >= len(panels)):
-            axes.set_xlabel(wrapped([x_names[number]], style, style.text, width))
-        if not alike or (not once and number % columns == 0):
-            axes.set_ylabel(wrapped(y_names[number].split("\n"), style, style.text, height))
-        dress(axes, style)
-        title = title_lines(groups[number], with_headline=not headline) if len(panels) > 1 else []
-        axes.set_title(wrapped(title, style, style.text, width), **words, loc="left")
+    width, limits = style.width / min(_COLUMNS[style.size], len(panels)), _limits(panels)
+    drawn = []
+    for part, panel in zip(parts, panels, strict=True):
+        free = max(part.bbox.height / style.dpi - _band_inches(panel, style) - labels, 0.1)
+        shares = [inches for inches in (_band_inches(panel, style), free * bool(panel.free)) if inches]
+        grid = part.subplots(len(shares), 1, squeeze=False, sharex=True, height_ratios=shares)[:, 0]
+        places = _draw_panel((grid[0], grid[-1]), panel, axis, limits, style)
+        _draw_curves(panel, items, grid[-1], style)
+        drawn.append(places)
+        x_name = f"speed-up over {panel.group.run.baseline} (95% intervals)"
+        grid[-1].set_xlabel(wrapped([x_name], style, style.text, width - (0.7 if len(panels) == 1 else 1.1)))
+    settle(figure)
+    for places, panel in zip(drawn, panels, strict=True):
+        _write_names(places, panel.curves, items, style)
+    return figure, len(explained) - len(shown)
+
+
+def _limits(panels: Sequence[Panel]) -> _Limits:
+    """As far as the data and their bars go, with a margin."""
+    dots = [dot for panel in panels for dot in panel.dots]
+    on_curves = {label for panel in panels for curve in panel.curves for label in curve.labels}
+    free = [dot for dot in dots if not dot.banded]
+    ys = [end for dot in free for end in ((dot.y,) if dot.label in on_curves and not dot.best else dot.y_ends)]
+    xs = [end for dot in dots for end in ((dot.x,) if dot.label in on_curves and not dot.best else dot.x_ends)]
+    return _Limits(_around([*xs, 1.0], 0.2), _around(ys or [1.0], 0.1))
+
+
+def _around(values: Sequence[float], least: float) -> tuple[float, float]:
+    """Limits with a margin, at least `least` apart."""
+    middle, half = (min(values) + max(values)) / 2, 0.57 * max(max(values) - min(values), least)
+    return middle - half, middle + half
 
 
 def _band_inches(panel: Panel, style: Style) -> float:
-    """The band has a row per method and one for its heading."""
-    return (len(panel.band) + 1.3) * max(1.35 * style.small, 1.1 * style.marker) / 72 if panel.band else 0.0
+    return len(panel.band) * max(1.4 * style.small, 1.2 * style.marker) / 72
 
 
-def _panel_inches(panel: Panel, style: Style, panels: int) -> float:
-    if style.slide_height:
-        return _SLIDE_INCHES / ceil(panels / _COLUMNS[style.size])
-    free = (_FREE_INCHES if panels == 1 else _SMALL_FREE_INCHES)[style.size]
-    return free * bool(panel.free) + _band_inches(panel, style)
+def _free_inches(panel: Panel, panels: int, style: Style) -> float:
+    """The height of the part below the band, where a picture may grow."""
+    few = min(1.0, 0.4 + 0.12 * len(panel.free))
+    return _FREE_INCHES[style.size] * few * (0.7 if panels > 1 else 1.0) * bool(panel.free)
 
 
-def _set_limits(axes: Axes, panel: Panel, style: Style, inches: float) -> dict[str, float]:
-    """Set limits and ticks of axes that are `inches` high, and colour the band. Returns the y of each label."""
-    xs = [end for dot in panel.dots for end in (*dot.x_ends, 1.0)]
-    low, high = _at_least(min(xs), max(xs), 0.2)
-    axes.set_xlim(low - 0.06 * (high - low), high + 0.08 * (high - low))
-    share = min(_band_inches(panel, style) / inches, _BAND_SHARE)
-    bottom, top, end = 0.0, 0.0, 1.0
-    ticks: Sequence[float] = []
+def _draw_panel(
+    grid: tuple[Axes, Axes], panel: Panel, axis: FidelityAxis, limits: _Limits, style: Style
+) -> list[_Place]:
+    """Everything but curves and names, and where each dot stands. `grid` has the axes of the band and those below it,
+    or the same twice."""
+    upper, lower = grid
+    lower.set_xlim(*limits.x)
+    on_curves = {label for curve in panel.curves for label in curve.labels}
+    places = [_Place(dot, lower, dot.y, dot.best or dot.label not in on_curves) for dot in panel.free]
     if panel.free:
-        ys = [*(end for dot in panel.free for end in dot.y_ends), *([1.0] if panel.band else [])]
-        low, high = _at_least(min(ys), max(ys), 0.1)
-        bottom, top = low - 0.1 * (high - low), high + (0.06 if panel.band else 0.25) * (high - low)
-        end = bottom + (top - bottom) / (1 - share)
-        steps = max(2, int((1 - share) * inches * 72 / (3 * style.small)))
-        ticks = MaxNLocator(steps, steps=[1, 2, 5, 10]).tick_values(bottom, max(ys))
-        ticks = [tick for tick in ticks if bottom <= tick <= max(ys) + 1e-9]
-    axes.set_yticks(ticks)
-    axes.set_ylim(bottom, end)
-    step = (end - top) / (len(panel.band) + 1.3)
+        lower.set_ylim(*limits.y)
+        ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(*limits.y)
+        most = limits.y[1] if axis.judge else min(limits.y[1], 1.0)  # no share is above 1
+        lower.set_yticks([tick for tick in ticks if limits.y[0] <= tick <= most + 1e-9])
+        lower.set_ylabel(axis.title(panel.group))
     if panel.band:
-        axes.axhspan(top, end, facecolor=style.faded(look_mark(style, "lossless").colour, 0.08), zorder=0)
-    return {dot.label: dot.y for dot in panel.free} | {
-        dot.label: top + (index + 0.5) * step for index, dot in enumerate(panel.band)
-    }
+        upper.set_ylim(-0.8, len(panel.band) - 0.2)
+        upper.set_yticks([])
+        upper.set_ylabel("lossless" if panel.free else f"lossless:\n{axis.name} 1")
+        places += [_Place(dot, upper, float(row), True) for row, dot in enumerate(panel.band)]
+    for axes in grid:
+        axes.axvline(1, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)
+        dress(axes, style)
+        axes.tick_params(axis="x", length=3 * (axes is lower), labelbottom=axes is lower)
+    if panel.band:
+        upper.set_facecolor(style.faded(style.colours[0], 0.08))
+        upper.spines["bottom"].set_visible(not panel.free)
+    if axis.judge:
+        lower.axhline(0, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)
+    _draw_frontier(places, lower, style)
+    for place in places:
+        _draw_dot(place, style)
+    return places
 
 
-def _at_least(low: float, high: float, least: float) -> tuple[float, float]:
-    return (low, high) if high - low >= least else ((low + high - least) / 2, (low + high + least) / 2)
-
-
-def _draw_dots(axes: Axes, panel: Panel, rows: Mapping[str, float], style: Style, marks: Mapping[Curve, Mark]) -> None:
-    """Everything but names, where `rows` is the y of each label."""
-    axes.axvline(1, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)
-    best = sorted((dot.x, -rows[dot.label]) for dot in panel.dots if dot.best)
-    start = best[0][0] if any(dot.best for dot in panel.band) else axes.get_xlim()[0]
-    axes.plot(
-        [start, *(x for x, _ in best), best[-1][0]], [-best[0][1], *(-y for _, y in best), axes.get_ylim()[0]],
-        drawstyle="steps-pre", color=style.muted, linewidth=style.line * 0.8, linestyle=_FRONTIER_DASHES, zorder=1.5,
-    )  # fmt: skip
-    dots = {dot.label: dot for dot in panel.dots}
+def _draw_curves(panel: Panel, items: Sequence[Item], axes: Axes, style: Style) -> None:
+    dots, dashes = {dot.label: dot for dot in panel.dots}, {item.labels: item.dashes for item in items}
     for curve in panel.curves:
-        axes.plot(
-            [dots[label].x for label in curve.labels], [dots[label].y for label in curve.labels],
-            color=marks[curve].colour, linestyle=marks[curve].dashes, linewidth=style.line * 0.8, zorder=2,
-        )  # fmt: skip
-    of_label = {label: marks[curve] for curve in panel.curves for label in curve.labels}
-    for dot in panel.dots:
-        _draw_dot(axes, dot, rows[dot.label], style, of_label.get(dot.label, look_mark(style, dot.look)))
+        line = [dots[label] for label in curve.labels]
+        axes.plot([dot.x for dot in line], [dot.y for dot in line], color=style.colour_of(curve.labels[0]),
+                  linestyle=dashes[curve.labels], linewidth=style.line * 0.8, zorder=2)  # fmt: skip
 
 
-def _draw_dot(axes: Axes, dot: Dot, y: float, style: Style, mark: Mark) -> None:
-    """Solid if no method beats it, else hollow and faded. Parts have ids, by which a page hides a method."""
-    colour = mark.colour if dot.best else style.faded(mark.colour)
-    (left, right), (low, high) = dot.x_ends, (y, y) if dot.banded else dot.y_ends
-    container = axes.errorbar(
+def _draw_frontier(places: Sequence[_Place], lower: Axes, style: Style) -> None:
+    """From the best lossless method, or from the left edge, down to the fastest method."""
+    look: dict[str, Any] = {"color": style.muted, "linewidth": style.line, "drawstyle": "steps-pre", "zorder": 1.5}
+    banded = [place for place in places if place.dot.banded and place.dot.best]
+    free = sorted((place.dot.x, place.y) for place in places if place.dot.best and not place.dot.banded)
+    (left, _), (floor, ceiling) = lower.get_xlim(), lower.get_ylim()
+    for place in banded:
+        place.axes.plot([place.dot.x] * 2, [place.y, place.axes.get_ylim()[0]], **look)
+    if free or (banded and banded[0].axes is not lower):
+        # A step goes down first, then to the right: the line takes the height of its next corner.
+        corners = [(banded[0].dot.x, ceiling) if banded else (left, free[0][1]), *free]
+        lower.plot([*(x for x, _ in corners), corners[-1][0]], [*(y for _, y in corners), floor], **look)
+
+
+def _draw_dot(place: _Place, style: Style) -> None:
+    """A method that no other beats has a dark outline."""
+    dot, colour = place.dot, style.colour_of(place.dot.label)
+    (left, right), (low, high) = dot.x_ends, place.y_ends
+    place.axes.errorbar(
         [dot.x],
-        [y],
-        xerr=[[dot.x - left], [right - dot.x]] if right > left else None,
-        yerr=[[y - low], [high - y]] if high > low else None,
-        fmt=mark.marker,
+        [place.y],
+        xerr=[[dot.x - left], [right - dot.x]] if place.has_bars and right > left else None,
+        yerr=[[place.y - low], [high - place.y]] if place.has_bars and high > low else None,
+        fmt=_MARKERS[dot.look],
         color=colour,
         markersize=style.marker,
-        markerfacecolor=colour if dot.best else style.ground,
-        markeredgecolor=style.ground if dot.best else colour,
-        markeredgewidth=style.line * (0.5 if dot.best else 0.8),
-        capsize=style.marker * 0.35,
-        capthick=style.line * 0.8,
+        markeredgecolor=style.ink if dot.best else style.ground,
+        markeredgewidth=style.line * (0.9 if dot.best else 0.4),
+        capsize=style.marker * 0.3,
         elinewidth=style.line * 0.8,
         label=dot.label,
         zorder=4 if dot.best else 3,
     )
-    line, caps, bars = container.lines
-    for index, artist in enumerate((line, *caps, *bars)):
-        artist.set_gid(f"method-{dot.number}-{index}")
 
 
-def _write_names(axes: Axes, panel: Panel, rows: Mapping[str, float], texts: Mapping[str, str], style: Style) -> int:
-    """Write the texts, and return how many overlap another one or a marker, or are cut. A text may touch a bar."""
-    area, markers, bars = axes.get_window_extent(), [], []
-    for dot in panel.dots:
-        x, y = dot.x, rows[dot.label]
-        low, high = (y, y) if dot.banded else dot.y_ends
-        markers.append(Bbox([[x, y], [x, y]]).transformed(axes.transData).padded(style.marker * style.dpi / 144))
-        bars += [Bbox([[dot.x_ends[0], y], [dot.x_ends[1], y]]), Bbox([[x, low], [x, high]])]
-    bars = [bar.transformed(axes.transData).padded(1) for bar in bars]
-    bands = [patch.get_window_extent() for patch in axes.patches]
-    fixed, free = [], []
-    for dot in panel.dots:
-        if dot.label not in texts:
-            continue
-        words: dict[str, Any] = {"fontsize": style.small, "color": style.ink if dot.best else style.muted,
-                                 "parse_math": False, "gid": f"method-{dot.number}-name"}  # fmt: skip
-        if dot.banded:  # next to the dot, towards the middle of the panel
-            side = 1 if dot.x < sum(axes.get_xlim()) / 2 else -1
-            end, reach = (dot.x_ends[max(side, 0)], rows[dot.label]), 0.5 * style.marker + 0.4 * style.small
+def _write_names(places: Sequence[_Place], curves: Sequence[Curve], items: Sequence[Item], style: Style) -> None:
+    """One name for each item. In the band it stands next to the bar, on the side with more room."""
+    taken = [_box(place.axes, (place.dot.x,) * 2, (place.y,) * 2, style.marker * style.dpi / 130) for place in places]
+    bars = list(_lines(places, curves))
+    of_item = [(item.name, [place for place in places if place.dot.label in item.labels]) for item in items]
+    ranked = sorted(of_item, key=lambda each: not any(place.dot.best for place in each[1]))
+    for name, mine in ranked:
+        best = [place for place in mine if place.dot.best]
+        words: dict[str, Any] = {"fontsize": style.small, "color": style.ink, "zorder": 5}
+        words["fontweight"] = "bold" if best else "normal"
+        if mine and mine[0].dot.banded:
+            place = mine[0]
+            (low, high), (left, right) = place.axes.get_xlim(), place.dot.x_ends
+            side = 1 if high - right > left - low else -1
             words |= {"ha": "left" if side > 0 else "right", "va": "center_baseline"}
-            fixed.append(axes.annotate(texts[dot.label], end, (side * reach, 0), "data", "offset points", **words))
-        else:
-            text = wrapped(texts[dot.label].split("\n"), style, style.small, 0.28 * style.width)
-            words |= {"ha": "center", "va": "center", "ma": "center", "linespacing": LINE_SPACING * 0.9}
-            free.append(axes.text(dot.x, dot.y, text, **words))
-    if panel.band:
-        corner = (0.5 * style.small, -0.2 * style.small)
-        fixed.append(
-            axes.annotate(LOOKS["lossless"], (0, 1), corner, "axes fraction", "offset points", va="top",
-                          fontsize=style.small, fontweight="bold", color=style.ink)
-        )  # fmt: skip
-    cut = sum(not _inside(text.get_window_extent(), area) for text in fixed)
-    if cut:
-        return cut + len(free)
-    if free:
-        adjust_text(
-            free,
-            objects=[box.transformed(axes.transData.inverted()) for box in (*markers, *bars, *bands)],
-            ax=axes,
-            expand=(1.1, 1.2),
-            force_text=(0.3, 0.5),
-            force_static=(0.2, 0.4),
-            iter_lim=_ROUNDS,
-            min_arrow_len=style.marker,
-            arrowprops={"arrowstyle": "-", "color": style.muted, "linewidth": style.line * 0.4, "zorder": 2},
+            end, offset = (right if side > 0 else left, place.y), (side * 0.8 * style.small, 0)
+            place.axes.annotate(name, end, offset, textcoords="offset points", **words)
+        elif mine:
+            taken += _write_next_to(best or mine, name, taken, bars, words, style)
+
+
+def _lines(places: Sequence[_Place], curves: Sequence[Curve]) -> Iterator[Bbox]:
+    """The boxes of bars, and of short pieces of curves, outside the band."""
+    free = {place.dot.label: place for place in places if not place.dot.banded}
+    for place in free.values():
+        if place.has_bars:
+            yield _box(place.axes, place.dot.x_ends, (place.y,) * 2, 1)
+            yield _box(place.axes, (place.dot.x,) * 2, place.y_ends, 1)
+    for curve in curves:
+        for one, other in pairwise(free[label] for label in curve.labels):
+            for step in range(1, _PIECES):
+                x, y = (a + step / _PIECES * (b - a) for a, b in ((one.dot.x, other.dot.x), (one.y, other.y)))
+                yield _box(one.axes, (x, x), (y, y), 2)
+
+
+def _write_next_to(
+    places: Sequence[_Place],
+    name: str,
+    taken: Sequence[Bbox],
+    lines: Sequence[Bbox],
+    words: dict[str, Any],
+    style: Style,
+) -> list[Bbox]:
+    """Write the name next to one of the places, where it covers no name and no marker and the fewest lines, as near as
+    may be. The box it takes; none where there is no room for it."""
+    axes, points = places[0].axes, 72 / style.dpi
+    frame = axes.get_window_extent()
+    found: list[tuple[float, int, tuple[float, float], Bbox]] = []
+    for number, place in enumerate(places):
+        measured = axes.text(place.dot.x, place.y, name, ha="center", va="center", **words)
+        box = measured.get_window_extent()
+        measured.remove()
+        for distance, (right, up) in product(_DISTANCES, _DIRECTIONS):
+            reach = style.marker + (distance - 1) * style.small
+            offset = (right * (reach + box.width * points / 2), up * (reach + box.height * points / 2))
+            moved = box.translated(offset[0] / points, offset[1] / points)
+            is_inside = frame.x0 <= moved.x0 and moved.x1 <= frame.x1 and frame.y0 <= moved.y0 and moved.y1 <= frame.y1
+            if is_inside and not moved.count_overlaps(taken):
+                found.append((moved.count_overlaps(lines) + distance, number, offset, moved))
+    if not found:
+        return []
+    _, number, offset, box = min(found, key=lambda each: each[0])
+    at = (places[number].dot.x, places[number].y)
+    is_far = max(map(abs, offset)) > 3 * style.small + box.width * points / 2
+    line = {"arrowstyle": "-", "color": style.muted, "linewidth": style.line * 0.4, "relpos": (0.5, 0.5)}
+    words |= {"arrowprops": line if is_far else None}
+    axes.annotate(name, at, offset, textcoords="offset points", ha="center", va="center", **words)
+    return [box]
+
+
+def _box(axes: Axes, xs: tuple[float, float], ys: tuple[float, float], padding: float) -> Bbox:
+    return Bbox([[xs[0], ys[0]], [xs[1], ys[1]]]).transformed(axes.transData).padded(padding)
+
+
+def _looks_key(panels: Sequence[Panel], style: Style) -> list[Line2D]:
+    looks = {dot.look for panel in panels for dot in panel.dots}
+    entries = [_entry(style.muted, _MARKERS[look], "", title, style) for look, title in LOOKS.items() if look in looks]
+    return [*entries, _entry(style.muted, "", "-", "frontier", style)]
+
+
+def _items_key(items: Sequence[Item], style: Style) -> list[Line2D]:
+    """The options of the names that need them."""
+    return [
+        _entry(
+            style.colour_of(item.labels[0]), _MARKERS[item.look], item.dashes if len(item.labels) > 1 else "",
+            wrapped([f"{item.name}: {item.details}"], style, style.small, style.width - 5 * style.small / 72), style,
         )
-    boxes = [text.get_window_extent() for text in (*fixed, *free)]
-    overlaps = sum(box.overlaps(other) for box, other in combinations(boxes, 2))
-    in_band = sum(box.count_overlaps(bands) for box in boxes[len(fixed) :])
-    return overlaps + in_band + sum(box.count_overlaps(markers) + (not _inside(box, area)) for box in boxes)
+        for item in items
+    ]  # fmt: skip
 
 
-def _inside(box: BboxBase, area: BboxBase) -> bool:
-    return bool(area.padded(1).count_contains((box.min, box.max)) == 2)
-
-
-def _key(panels: Sequence[Panel], naming: Naming, marks: Mapping[Curve, Mark], style: Style) -> list[Line2D]:
-    """Looks, the frontier, curves, and the numbered methods."""
-    dots = {dot.label: dot for panel in panels for dot in panel.dots}
-    looks = {dot.look for dot in dots.values()}
-    missing = sum(dot.look != "baseline" for dot in dots.values()) - len(naming.key) if naming.key else 0
-    unnamed = f"; {missing} not named" if missing else ""
-    entries = [_marker_entry(look_mark(style, look), title, style) for look, title in LOOKS.items() if look in looks]
-    entries.append(
-        Line2D([], [], color=style.muted, linewidth=style.line * 0.8, linestyle=_FRONTIER_DASHES,
-               label=f"frontier (faded: beaten by another{unnamed})")
-    )  # fmt: skip
-    for curve, mark in marks.items():
-        entries.append(_marker_entry(mark, curve.title, style))
-        entries[-1].set(linestyle=mark.dashes, linewidth=style.line)
-    of_label = {label: mark for curve, mark in marks.items() for label in curve.labels}
-    for label, text in naming.key.items():
-        mark = of_label.get(label, look_mark(style, dots[label].look))
-        entries.append(_marker_entry(mark, text, style, solid=len(panels) > 1 or dots[label].best))
-    return entries
-
-
-def _marker_entry(mark: Mark, text: str, style: Style, solid: bool = True) -> Line2D:
-    colour = mark.colour if solid else style.faded(mark.colour)
-    return Line2D(
-        [],
-        [],
-        marker=mark.marker,
-        linestyle="",
-        color=colour,
-        markerfacecolor=colour if solid else style.ground,
-        markeredgecolor=style.ground if solid else colour,
-        markeredgewidth=0 if solid else style.line * 0.8,
-        markersize=style.marker * 0.9,
-        label=text,
-    )
+def _entry(colour: str, marker: str, line: Dashes, text: str, style: Style) -> Line2D:
+    return Line2D([], [], color=colour, marker=marker, linestyle=line, linewidth=style.line, markeredgewidth=0,
+                  markersize=style.marker * 0.9, label=text)  # fmt: skip

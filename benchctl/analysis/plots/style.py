@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import floor, log10
+from math import floor, inf, log10
 from typing import Final, Literal
+from zlib import crc32
 
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
@@ -15,22 +15,14 @@ from benchctl.analysis.comparison import Group
 from benchctl.analysis.names import short_labels
 from benchctl.records.schema import Scalar
 
-Dashes = Literal["-"] | tuple[int, tuple[float, ...]]
+Dashes = Literal["-", ""] | tuple[int, tuple[float, ...]]
+DASHES: Final[tuple[Dashes, ...]] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))  # matplotlib's
 
-_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "p", "*", "h", "d")
-_HATCHES = ("", "///", "...", "xx", "\\\\\\", "---", "++")
-_DASHES: Final[tuple[Dashes, ...]] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1.2)))
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The look of one method. Besides its colour it has a marker, a hatch for bars and dashes for lines, so that it is
-    recognised without colour. `hatch` and `dashes` are matplotlib's."""
-
-    colour: str
-    marker: str
-    hatch: str
-    dashes: Dashes
+# Methods that have a colour of their own, in the order of `_Theme.colours`; all others share the last two colours.
+_FAMILIES: Final = (
+    *("two_model", "prompt_lookup", "lookahead", "medusa", "early_exit", "deed", "m2r2", "skip_decode"),
+    "mixture_of_depths",
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +38,13 @@ class _Theme:
 
 @dataclass(frozen=True)
 class _Size:
-    """`width` and `slide_height` are inches; only a slide has a fixed height. Fonts, lines and markers are points.
+    """`width`, `slide_height` and `most_height` are inches; only a slide has a fixed height. Fonts, lines and markers
+    are points.
     `title`, `text` and `small` are font sizes; no text is smaller than `small`."""
 
     width: float
     slide_height: float | None
+    most_height: float
     dpi: int
     title: float
     text: float
@@ -59,29 +53,35 @@ class _Size:
     marker: float
 
 
-# Every colour has a contrast of at least 3:1 with its ground (`muted`, for text, 4.5:1). All differ by 25 in CIELAB,
+# Every colour has a contrast of at least 3:1 with its ground (`muted`, for text, 4.5:1). All differ by 20 in CIELAB,
 # also under red or green colour blindness (Machado, Oliveira and Fernandes 2009). A search around the blue and the
-# vermillion of Okabe and Ito found them. The n-th colour has the same role on both grounds.
+# vermillion of Okabe and Ito found them. The n-th colour belongs to the same method on both grounds.
 THEMES: Final = {
     "light": _Theme(
         ground="#FFFFFF",
         ink="#1A1A1A",
         muted="#5C6167",
         grid="#E7E7E7",
-        colours=("#0072B2", "#D55E00", "#A53C69", "#5A00F0", "#96875A", "#692D00"),
+        colours=(
+            *("#0072B2", "#D55E00", "#00A27E", "#BD3FFC", "#0900FC", "#751200", "#900063", "#BD8751", "#1299AB"),
+            *("#3F633F", "#092D99"),
+        ),
     ),
     "dark": _Theme(
         ground="#14171A",
         ink="#F2F2F2",
         muted="#A9B0B7",
         grid="#2B3036",
-        colours=("#56B4E9", "#E8622A", "#C36987", "#1E69FF", "#FFD200", "#A5E196"),
+        colours=(
+            *("#56B4E9", "#F36C24", "#5AFCA2", "#A200FC", "#8751CF", "#BD875A", "#B44863", "#FCF324", "#00B4AB"),
+            *("#C6FC75", "#6C6399"),
+        ),
     ),
 }
 SIZES: Final = {
-    "screen": _Size(7.2, None, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
-    "column": _Size(3.35, None, 300, title=8, text=7.5, small=7, line=1.0, marker=4.5),
-    "slide": _Size(40 / 3, 7.5, 144, title=20, text=17, small=16, line=2.4, marker=12),
+    "screen": _Size(7.2, None, inf, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
+    "column": _Size(3.35, None, 3.0, 300, title=8, text=7.5, small=7, line=1.0, marker=4.5),
+    "slide": _Size(40 / 3, 7.5, 7.5, 144, title=20, text=17, small=16, line=2.4, marker=12),
 }
 
 
@@ -92,15 +92,17 @@ class Style(_Theme, _Size):
     theme: str
     size: str
 
-    def mark(self, number: int) -> Mark:
-        """The look of method `number` (from 0). The first 78 differ in marker or colour. Before the 31st, no two of
-        one colour share a marker, hatch or dashes."""
-        return Mark(
-            colour=self.colours[number % len(self.colours)],
-            marker=_MARKERS[number % len(_MARKERS)],
-            hatch=_HATCHES[number % len(_HATCHES)],
-            dashes=_DASHES[number % len(_DASHES)],
-        )
+    def colour_of(self, label: str) -> str:
+        """The colour of a label's method, the same in every picture. `m2r2_dynamic` has the colour of `m2r2`. The
+        autoregressive baseline is drawn in ink."""
+        name = label.partition("[")[0]
+        if name == "autoregressive":
+            return self.ink
+        for number, family in enumerate(_FAMILIES):
+            if name == family or name.startswith(f"{family}_"):
+                return self.colours[number]
+        others = self.colours[len(_FAMILIES) :]
+        return others[crc32(name.encode()) % len(others)]
 
     def faded(self, colour: str, share: float = 0.55) -> str:
         """`share` of the colour mixed with ground. Opaque, so that overlapping marks do not mix."""
@@ -113,6 +115,7 @@ def style_of(theme: str = "light", size: str = "screen") -> Style:
     return Style(**vars(SIZES[size]), **vars(THEMES[theme]), theme=theme, size=size)
 
 
+_MOST_SUITES = 2  # by name above a panel; of more, the number is given
 LINE_SPACING: Final = 1.2  # height of a line, in font sizes: matplotlib's own
 _MEASURING_DPI: Final = 288
 
@@ -134,9 +137,8 @@ def line_inches(style: Style, points: float = 0) -> float:
     return (points or style.small) * LINE_SPACING / 72
 
 
-def in_lines(text: str, points: float, inches: float, indent: str = "") -> list[str]:
-    """The text in lines no wider than `inches`, broken at spaces. Lines after the first begin with `indent`. A longer
-    word stays whole."""
+def in_lines(text: str, points: float, inches: float) -> list[str]:
+    """The text in lines no wider than `inches`, broken at spaces. A longer word stays whole."""
     first, *words = text.split(" ")
     lines = [first]
     for word in words:
@@ -144,7 +146,7 @@ def in_lines(text: str, points: float, inches: float, indent: str = "") -> list[
         if text_inches(longer, points)[0] <= inches:
             lines[-1] = longer
         elif word:
-            lines.append(indent + word)
+            lines.append(word)
     return [line.rstrip() for line in lines]
 
 
@@ -154,59 +156,34 @@ def wrapped(lines: Sequence[str], style: Style, points: float, inches: float | N
     return "\n".join(piece for line in lines for piece in in_lines(line, points, width))
 
 
-def broken_label(label: str, points: float, inches: float) -> str:
-    """A label, also a short one, in lines of up to `inches`: broken after its bracket, commas and spaces. A longer
-    option stays whole.
-
-    `two_model[draft_tokens=6,confidence=0.5]` in narrow lines: `two_model[`, `draft_tokens=6,`, `confidence=0.5]`.
-    """
-    lines = [""]
-    for piece in re.findall(r"[^\[, ]+[\[, ]?", label):
-        if lines[-1] and text_inches(lines[-1] + piece.rstrip(), points)[0] > inches:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.rstrip() for line in lines)
-
-
 def is_number(value: Scalar) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def shown_labels(labels: Sequence[str], style: Style, groups: Sequence[Group]) -> dict[str, str]:
-    """What a picture calls each label: a slide has room for short labels only. A refused one is marked as such."""
-    names = short_labels(labels) if style.size == "slide" else {label: label for label in labels}
+def shown_labels(labels: Sequence[str], groups: Sequence[Group]) -> dict[str, str]:
+    """What a picture calls each label: its short name. A label whose figures are refused is marked."""
     refused = {method.label for group in groups for method in group.pooled.methods if method.refused}
-    return {label: f"✗ refused: {name}" if label in refused else name for label, name in names.items()}
+    return {label: f"✗ refused: {name}" * (label in refused) or name for label, name in short_labels(labels).items()}
 
 
-def headline(group: Group) -> str:
-    """The target, where it ran, and the baseline."""
+def settings(group: Group) -> str:
+    """The target, where it ran, and the most new tokens."""
     run = group.run
-    return f"{run.target.name} on {run.device}, {run.dtype}, threads: {run.threads}, baseline: {run.baseline}"
+    machine = f"{run.target.name} on {run.device}, {run.dtype}, {run.threads} thread{'s' * (run.threads != 1)}"
+    return f"{machine}, up to {run.max_new_tokens} new tokens"
 
 
 def prompts_line(group: Group) -> str:
-    """The suites and the number of prompts."""
+    """The suites, the number of prompts, and in which settings the group differs from the first one."""
     run, suites = group.run, group.suites[:-1] or group.suites
     prompts = max(method.prompts for method in group.pooled.methods)
+    names = [group.title(suite) for suite in suites]
+    embedded = sum("(embedded)" in name for name in names)
+    shown = ", ".join(names) if len(names) <= _MOST_SUITES else f"{len(names)} suites ({embedded} embedded)"
     batches = f" in batches of up to {run.batch_size}" if run.batch_size > 1 else ""
-    names = ", ".join(group.title(suite) for suite in suites)
-    return f"{names}: {prompts} prompt{'s' if prompts != 1 else ''}{batches}"
-
-
-def title_lines(group: Group, *, with_headline: bool = True) -> list[str]:
-    """The title of a panel; the headline may stand above all panels instead."""
     differences = "; ".join(f"{difference.field} is {difference.second}" for difference in group.differs)
-    lines = [prompts_line(group)]
-    if with_headline:
-        lines = [headline(group), f"{lines[0]}, up to {group.run.max_new_tokens} new tokens"]
-    return [*lines, f"not comparable with the first panel: {differences}"] if differences else lines
-
-
-def shared_headline(groups: Sequence[Group]) -> str:
-    """The headline that all groups share; "" where they differ."""
-    headlines = {f"{headline(group)}, up to {group.run.max_new_tokens} new tokens" for group in groups}
-    return headlines.pop() if len(headlines) == 1 else ""
+    apart = f"; not comparable with the first panel: {differences}" if differences else ""
+    return f"{shown}: {prompts} prompt{'s' * (prompts != 1)}{batches}{apart}"
 
 
 def three_digits(value: float) -> str:

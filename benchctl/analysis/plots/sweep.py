@@ -1,25 +1,34 @@
 """Speed-up along one option of a method.
 
-A line for each value of the other options; next to it the token agreement of a lossy method, or the tokens per step of
+A line for each value of the other options; next to it the target agreement of a lossy method, or the tokens per step of
 one that drafts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import ceil
 from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
+from matplotlib.lines import Line2D
 
 from benchctl.analysis.comparison import Group, MethodFigures, chosen
+from benchctl.analysis.frame.build import pair
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
-from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
+from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.plots.axes import add_legend, dress, legend_inches, new_panels, reaches
+from benchctl.analysis.names import short_labels
+from benchctl.analysis.plots.axes import dress, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Mark, Style, is_number, line_inches
+from benchctl.analysis.plots.fidelity_axis import FidelityAxis
+from benchctl.analysis.plots.style import DASHES, Dashes, Style, is_number, line_inches
+from benchctl.analysis.stats.estimates import levels
+from benchctl.analysis.stats.intervals import p_value
+from benchctl.analysis.winner import holm
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo, Scalar
 
@@ -37,8 +46,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Sweep:
-    """`values` of the option, sorted if numbers, else as measured. `second` is the metric next to the speed-up: token
-    agreement of a lossy method, block efficiency of one that drafts, else None."""
+    """`values` of the option, sorted if numbers, else as measured. `second` is the metric next to the speed-up: target
+    agreement of a lossy method (token agreement where it was not measured), block efficiency of one that drafts, else
+    None."""
 
     group: Group
     name: str
@@ -138,8 +148,9 @@ def _lines(
 
 def _second_metric(methods: Sequence[MethodFigures]) -> Metric | None:
     if any(method.exactness == "lossy" for method in methods):
-        return (
-            TOKEN_AGREEMENT if any(method.estimate(TOKEN_AGREEMENT).value is not None for method in methods) else None
+        fidelity = (TARGET_AGREEMENT, TOKEN_AGREEMENT)
+        return next(
+            (each for each in fidelity if all(method.estimate(each).value is not None for method in methods)), None
         )
     drafts = any(method.estimate(ACCEPTANCE_RATE).value is not None for method in methods)
     return BLOCK_EFFICIENCY if drafts else None
@@ -164,13 +175,59 @@ def _order(value: Scalar) -> tuple[bool, float, str]:
 
 
 _MOST_LINES = 8
-_PANEL: Final = {"screen": 2.6, "column": 2.0, "slide": 3.0}  # inches of height
-_SPREAD = 0.6  # of the distance between words: lines are spread over it, so that their bars do not overlap
-_BAND_OPACITY = 0.16
+_INCHES: Final = {"screen": 2.4, "column": 1.4, "slide": 4.0}  # height of the axes
+_SPREAD = 0.5  # of the least distance between values: lines are spread over it, so that their bars do not overlap
+_MOST_TICKS: Final = {"screen": 8, "column": 4, "slide": 8}
+_MARKERS = "osD^vPX*"
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Of a line. All are of one method, and have its colour from strong to pale."""
+
+    title: str
+    colour: str
+    marker: str
+    dashes: Dashes
+
+    def entry(self, style: Style) -> Line2D:
+        return Line2D([], [], color=self.colour, marker=self.marker, linestyle=self.dashes, linewidth=style.line,
+                      markersize=style.marker * 0.8, label=self.title)  # fmt: skip
+
+
+def _look(number: int, title: str, name: str, style: Style) -> _Look:
+    colour = style.faded(style.colour_of(name), 1 - 0.08 * number)
+    return _Look(title, colour, _MARKERS[number], DASHES[number % len(DASHES)])
+
+
+def significant(sweep: Sweep) -> frozenset[tuple[str, str]]:
+    """The pairs of labels, the baseline included, whose times differ significantly; the faster one is first.
+
+    All pairs count as comparisons in Holm's correction. Two labels are compared on what both answered.
+    """
+    speedups = {method.label: method.estimate(SPEEDUP).value or 0.0 for method in sweep.methods}
+    speedups[sweep.group.run.baseline] = 1.0
+    ranked = sorted(speedups, key=lambda label: -speedups[label])
+    p_values = {}
+    for faster, slower in combinations(ranked, 2):
+        pairs = pair(sweep.group.frame, faster, slower)
+        above, below = (pairs[column].to_numpy(float) for column in ("whole_s_baseline", "whole_s"))
+        p_values[faster, slower] = p_value(above, below, levels(pairs)) if len(pairs) else 1.0
+    return frozenset(holm(p_values))
+
+
+def _title(sweep: Sweep, differing: frozenset[tuple[str, str]]) -> str:
+    """Whether settings differ in speed, and how many are slower than the fastest one."""
+    labels = [method.label for method in sweep.methods]
+    if not any(one in labels and other in labels for one, other in differing):
+        return f"No two of {len(labels)} settings of {sweep.name} differ significantly in speed"
+    best = max(sweep.methods, key=lambda method: method.estimate(SPEEDUP).value or 0.0).label
+    slower = sum((best, other) in differing for other in labels)
+    return f"{short_labels(labels)[best]} is significantly faster than {slower} of {len(labels) - 1} other settings"
 
 
 def draw(groups: Sequence[Group], request: Request) -> Drawing:
-    """The sweep of one method (see `sweeps`), with 95% intervals as bands.
+    """The sweep of one method (see `sweeps`). Hollow marks are not significantly faster or slower than the baseline.
 
     Raises UserError as `sweeps` does, and for more lines or groups than there is room for.
     """
@@ -184,91 +241,80 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
             f"{name}: its labels make {len(titles)} lines by {option}, and a picture has room for {_MOST_LINES}. Name "
             "the labels of fewer with --method, or another option with --by.",
         )
-    marks = {title: style.mark(number) for number, title in enumerate(titles)}
-    figure, panels = new_panels([sweep.group for sweep in found], style, [_height(sweep, style) for sweep in found])
-    for panel, sweep in zip(panels, found, strict=True):
-        _draw(panel, sweep, marks, style)
-    others = [other for other in swept_names(groups, chosen(groups, request.methods)) if other != name]
-    notes = [f"the picture is of {name}. Also swept: --method {', '.join(others)}."] if others else []
-    if not any(len(line.points) > 1 for sweep in found for line in sweep.lines):
-        notes.append(f"no two labels of {name} differ in {option} alone: the picture does not show its effect.")
-    refused = [method.label for sweep in found for method in sweep.group.pooled.methods if method.refused]
-    if refused:
-        notes.append(f"left out, since no figure of them may be used: {', '.join(refused)}.")
-    if any(method.estimate(SPEEDUP).interval is None for sweep in found for method in sweep.methods):
-        notes.append("a point without a bar has no interval. Measure more prompts.")
-    return Drawing(figure, notes)
+    differing = [significant(sweep) for sweep in found]
+    looks = {title: _look(number, title, name, style) for number, title in enumerate(titles)}
+    figure, panels = new_panels(
+        [sweep.group for sweep in found],
+        [_title(sweep, pairs) for sweep, pairs in zip(found, differing, strict=True)],
+        style,
+        [_INCHES[style.size] + 3.5 * line_inches(style)] * len(found),
+        keys=[[look.entry(style) for look in looks.values() if look.title], [_hollow(style)]],
+    )
+    for panel, sweep, pairs in zip(panels, found, differing, strict=True):
+        _draw(panel, sweep, pairs, looks, style)
+    return Drawing(figure, list(_notes(groups, request, found)))
 
 
 PLOT = Plot(draw, options=("suites", "by_suite", "methods", "by"))
 
 
-def _stacked(sweep: Sweep, style: Style) -> int:
-    return 2 if sweep.second and style.size == "column" else 1
+def _notes(groups: Sequence[Group], request: Request, found: Sequence[Sweep]) -> Iterator[str]:
+    name, option = found[0].name, found[0].option
+    if others := [other for other in swept_names(groups, chosen(groups, request.methods)) if other != name]:
+        yield f"the picture is of {name}. Also swept: --method {', '.join(others)}."
+    if not any(len(line.points) > 1 for sweep in found for line in sweep.lines):
+        yield f"no two labels of {name} differ in {option} alone: the picture does not show its effect."
+    if refused := [method.label for sweep in found for method in sweep.group.pooled.methods if method.refused]:
+        yield f"left out, since no figure of them may be used: {', '.join(refused)}."
+    if any(method.estimate(SPEEDUP).interval is None for sweep in found for method in sweep.methods):
+        yield "a point without a bar has no interval. Measure more prompts."
 
 
-def _height(sweep: Sweep, style: Style) -> float:
-    titles = [line.title for line in sweep.lines]
-    legend = legend_inches(titles, style) if any(titles) else 0.0
-    return _PANEL[style.size] * _stacked(sweep, style) + legend + line_inches(style)
+def _hollow(style: Style) -> Line2D:
+    return Line2D(
+        [], [], color=style.muted, marker="o", markerfacecolor=style.ground, linestyle="",
+        markersize=style.marker * 0.8, label="hollow: no significant speed difference to the baseline",
+    )  # fmt: skip
 
 
-def _draw(part: SubFigure, sweep: Sweep, marks: dict[str, Mark], style: Style) -> None:
+def _draw(
+    part: SubFigure, sweep: Sweep, differing: frozenset[tuple[str, str]], looks: Mapping[str, _Look], style: Style
+) -> None:
     metrics = [SPEEDUP, *([sweep.second] if sweep.second else [])]
-    rows = _stacked(sweep, style)
-    grid = part.subplots(rows, len(metrics) // rows, squeeze=False, sharex=True)
-    for axes, metric in zip(grid.flat, metrics, strict=True):
-        for number, line in enumerate(sweep.lines):
-            offset = 0.0 if sweep.is_numeric else _SPREAD * ((number + 0.5) / len(sweep.lines) - 0.5)
-            _draw_line(axes, line, metric, sweep, offset, marks[line.title], style)
+    grid = part.subplots(1, len(metrics), squeeze=False, sharex=True)[0]
+    for axes, metric in zip(grid, metrics, strict=True):
+        for line in sweep.lines:
+            _draw_line(axes, line, metric, sweep, differing, looks[line.title], style)
         _describe(axes, metric, sweep, style)
-    for axes in grid[-1]:
-        axes.set_xlabel(f"{sweep.option} of {sweep.name}\n({_spread(sweep)}: 95% interval)")
-        axes.tick_params(labelbottom=True)
-    if any(line.title for line in sweep.lines):
-        handles, titles = grid.flat[0].get_legend_handles_labels()
-        add_legend(part, handles, titles, style)
+    part.supxlabel(f"{sweep.option} of {sweep.name} (95% intervals)", fontsize=style.text, color=style.ink)
 
 
-def _draw_line(axes: Axes, line: Line, metric: Metric, sweep: Sweep, offset: float, mark: Mark, style: Style) -> None:
+def _draw_line(
+    axes: Axes,
+    line: Line,
+    metric: Metric,
+    sweep: Sweep,
+    differing: frozenset[tuple[str, str]],
+    look: _Look,
+    style: Style,
+) -> None:
     """Values that were not measured are left out of it."""
     points = [
-        (index, estimate)
+        (index, line.points[value].label, estimate)
         for index, value in enumerate(sweep.values)
         if value in line.points and (estimate := line.points[value].estimate(metric)).value is not None
     ]
-    xs = [_x(sweep, index) + offset for index, _ in points]
-    values = [estimate.value or 0.0 for _, estimate in points]
-    reach = reaches([each for _, each in points])
-    lows = [value - down for value, down in zip(values, reach[0], strict=True)]
-    highs = [value + up for value, up in zip(values, reach[1], strict=True)]
-    banded = sweep.is_numeric and len(points) > 1 and all(each.interval for _, each in points)
-    if banded:
-        axes.fill_between(xs, lows, highs, color=mark.colour, alpha=_BAND_OPACITY, linewidth=0, zorder=1)
-        for ends in (lows, highs):
-            axes.plot(xs, ends, color=mark.colour, linestyle=mark.dashes, linewidth=style.line * 0.35, zorder=2)
-    axes.errorbar(
-        xs,
-        values,
-        yerr=None if banded else reach,
-        marker=mark.marker,
-        linestyle=mark.dashes if sweep.is_numeric else "",
-        color=mark.colour,
-        markersize=style.marker,
-        markeredgecolor=style.ground,
-        markeredgewidth=style.line / 3,
-        linewidth=style.line,
-        elinewidth=style.line * 0.6,
-        capsize=style.marker / 4,
-        label=line.title,
-        zorder=3,
-    )
-
-
-def _spread(sweep: Sweep) -> str:
-    """What intervals are drawn as."""
-    kinds = ("bands" if sweep.is_numeric and len(line.points) > 1 else "bars" for line in sweep.lines)
-    return " and ".join(dict.fromkeys(kinds))
+    xs = [_x(sweep, index) + _offset(sweep, line) for index, _, _ in points]
+    values = [estimate.value or 0.0 for _, _, estimate in points]
+    colour, baseline = look.colour, sweep.group.run.baseline
+    axes.errorbar(xs, values, yerr=reaches([each for _, _, each in points]), fmt="none", ecolor=colour,
+                  elinewidth=style.line * 0.7, capsize=style.marker / 4, zorder=2)  # fmt: skip
+    axes.plot(xs, values, color=colour, linestyle=look.dashes if sweep.is_numeric else "",
+              linewidth=style.line, zorder=3)  # fmt: skip
+    for x, value, (_, label, _) in zip(xs, values, points, strict=True):
+        is_sure = (label, baseline) in differing or (baseline, label) in differing
+        axes.plot([x], [value], look.marker, color=colour, markersize=style.marker * 0.8, zorder=4,
+                  markerfacecolor=colour if is_sure or metric != SPEEDUP else style.ground)  # fmt: skip
 
 
 def _x(sweep: Sweep, index: int) -> float:
@@ -276,12 +322,20 @@ def _x(sweep: Sweep, index: int) -> float:
     return float(str(sweep.values[index])) if sweep.is_numeric else float(index)
 
 
+def _offset(sweep: Sweep, line: Line) -> float:
+    positions = [_x(sweep, index) for index in range(len(sweep.values))]
+    least = min(abs(one - other) for one, other in pairwise(positions))
+    return _SPREAD * least * ((sweep.lines.index(line) + 0.5) / len(sweep.lines) - 0.5)
+
+
 def _describe(axes: Axes, metric: Metric, sweep: Sweep, style: Style) -> None:
-    axes.set_ylabel("tokens per step (block efficiency)" if metric == BLOCK_EFFICIENCY else metric.label)
+    names = {SPEEDUP.name: f"speed-up over\n{sweep.group.run.baseline}", BLOCK_EFFICIENCY.name: "tokens per step"}
+    axes.set_ylabel(names.get(metric.name, FidelityAxis(metric).name))
     if metric == SPEEDUP:
         axes.axhline(1, color=style.muted, linewidth=style.line * 0.7, linestyle=":", zorder=0)
     positions = [_x(sweep, index) for index in range(len(sweep.values))]
-    axes.set_xticks(positions, [text(value) for value in sweep.values])
+    ticks = range(0, len(positions), ceil(len(positions) / _MOST_TICKS[style.size]) if sweep.is_numeric else 1)
+    axes.set_xticks([positions[index] for index in ticks], [text(sweep.values[index]) for index in ticks])
     if not sweep.is_numeric:
         axes.set_xlim(-0.5, len(positions) - 0.5)
     dress(axes, style)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
 from typing import Final, TypeGuard
 
 from matplotlib.axes import Axes
@@ -14,24 +16,23 @@ from matplotlib.figure import SubFigure
 from benchctl.analysis.comparison import Group, check_count, chosen
 from benchctl.analysis.plots.axes import dress, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
-from benchctl.analysis.plots.style import Style, broken_label, line_inches, shown_labels, three_digits
+from benchctl.analysis.plots.style import Style, line_inches, shown_labels, three_digits, wrapped
 from benchctl.analysis.predict.accounts import UNEXPLAINED
 from benchctl.analysis.predict.speedup import Figure, Prediction, Unpredicted, predict
 from benchctl.analysis.stats.intervals import Interval
 from benchctl.errors import UserError
 
-# The cause behind each part of an account (see predict.accounts).
-_DRAFTING = {
-    "target steps": "fewer steps",
+# The cause behind each part of an account (see predict.accounts). Less target work: fewer steps, or fewer layers.
+_CAUSES: Final = {
+    "target steps": "less target work",
     "drafting": "drafting",
-    "wider passes": "verifying",
+    "wider passes": "longer passes",
+    "rest of passes": "longer passes",
     "commit": "commit",
     "host": "host",
     UNEXPLAINED: "not in profile",
 }
-_LEAVING = _DRAFTING | {"target steps": "fewer layers", "rest of passes": "rest of passes"}
-
-_NOTHING = 1e-9  # of the baseline's time: the rounding error of sums
+_SMALL = 0.01  # of the baseline's time: smaller changes have no bar
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Waterfall:
 
     @property
     def visible(self) -> tuple[Bar, ...]:
-        """Without changes that are only rounding."""
-        return tuple(bar for bar in self.bars if abs(bar.change_s) > _NOTHING * self.bars[0].end_s)
+        """Without small changes."""
+        return tuple(bar for bar in self.bars if bar.whole or abs(bar.change_s) >= _SMALL * self.bars[0].end_s)
 
 
 @dataclass(frozen=True)
@@ -83,13 +84,14 @@ class Waterfalls:
 
 
 def waterfalls(group: Group, labels: Sequence[str]) -> Waterfalls:
-    """Of those of `labels` that were profiled, in that order. Raises UserError as speedup.predict does."""
+    """Of those of `labels` that were profiled, the fastest method first. Raises UserError as speedup.predict does."""
     suites = {figures.suite for figures in group.suites}
     files = [replace(file, rows=[row for row in file.rows if row.suite in suites]) for file in group.files]
     accounts = {account.label: account for account in predict(files)}
     asked = [accounts[label] for label in labels if label in accounts]
+    profiled = [_waterfall(account, group.run.baseline) for account in asked if _is_profiled(account)]
     return Waterfalls(
-        tuple(_waterfall(account, group.run.baseline) for account in asked if _is_profiled(account)),
+        tuple(sorted(profiled, key=lambda waterfall: -waterfall.speedup.value)),
         tuple(_why_left_out(account) for account in asked if not _is_profiled(account)),
     )
 
@@ -104,7 +106,6 @@ def _why_left_out(account: Prediction | Unpredicted) -> str:
 
 
 def _waterfall(account: Prediction, baseline: str) -> Waterfall:
-    names = _DRAFTING if account.costs.drafted_per_step else _LEAVING
     unit_s = account.baseline_token_s
     bars = [Bar(baseline, 0.0, unit_s, None, True)]
     for index, part in enumerate(account.parts):
@@ -114,7 +115,7 @@ def _waterfall(account: Prediction, baseline: str) -> Waterfall:
         interval = part.interval and Interval(
             start_s + (part.interval.low - offset) * unit_s, start_s + (part.interval.high - offset) * unit_s
         )
-        bars.append(Bar(names[part.name], start_s, end_s, interval))
+        bars.append(Bar(_CAUSES[part.name], start_s, end_s, interval))
     speedup = account.measured  # its interval gives that of the method, as if the baseline's time had no error
     ends = speedup.interval and Interval(unit_s / speedup.interval.high, unit_s / speedup.interval.low)
     bars.append(Bar("method", 0.0, unit_s / speedup.value, ends, True))
@@ -122,8 +123,8 @@ def _waterfall(account: Prediction, baseline: str) -> Waterfall:
 
 
 _BAR = 0.62  # of a row
-_MOST: Final = {"screen": 12, "column": 4, "slide": 3}  # methods
-_COLUMNS: Final = {"screen": 3, "column": 1, "slide": 3}
+_MOST: Final = {"screen": 12, "column": 4, "slide": 6}  # methods
+_COLUMNS: Final = {"screen": 3, "column": 2, "slide": 3}
 
 
 def draw(groups: Sequence[Group], request: Request) -> Drawing:
@@ -143,13 +144,13 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
             "not known. Measure with `benchctl run --profile`.",
         )
     check_count(profiled, _MOST[style.size], "methods that were profiled")
-    names = shown_labels(profiled, style, groups)
-    shown = [(group, _in_rows(each.profiled, _COLUMNS[style.size])) for group, each in by_group if each.profiled]
-    heights = [[_height(row, names, style) for row in rows] for _, rows in shown]
-    totals = [sum(of_rows) + 2 * line_inches(style) for of_rows in heights]
-    figure, parts = new_panels([group for group, _ in shown], style, totals)
-    for part, (_, rows), of_rows in zip(parts, shown, heights, strict=True):
-        _draw(part, rows, of_rows, names, style)
+    names = shown_labels(profiled, groups)
+    shown = [(group, each.profiled) for group, each in by_group if each.profiled]
+    titles = ["Where each method gains and loses time per token"] * len(shown)
+    heights = [_height(methods, names, style) for _, methods in shown]
+    figure, parts = new_panels([group for group, _ in shown], titles, style, heights)
+    for part, (_, methods) in zip(parts, shown, strict=True):
+        _draw(part, methods, names, style)
     return Drawing(figure, [note for _, each in by_group for note in each.notes])
 
 
@@ -159,63 +160,59 @@ PLOT = Plot(draw, options=("suites", "by_suite", "methods"))
 def _title(waterfall: Waterfall, names: Mapping[str, str], style: Style) -> str:
     speedup, interval = waterfall.speedup.value, waterfall.speedup.interval
     spread = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
-    name = broken_label(names[waterfall.label], style.small, style.width * 0.8 / _COLUMNS[style.size])
-    return f"{name}\n{speedup:.2f}x{spread} per token"
+    inches = style.width * 0.75 / _COLUMNS[style.size]
+    return wrapped([names[waterfall.label], f"{speedup:.2f}x{spread}"], style, style.small, inches)
 
 
-def _height(row: Sequence[Waterfall], names: Mapping[str, str], style: Style) -> float:
-    lines = max(_title(waterfall, names, style).count("\n") + 1 for waterfall in row)
-    return (len(row[0].visible) * 1.35 + lines + 3) * line_inches(style)
+def _rows(methods: Sequence[Waterfall]) -> list[str]:
+    """The names of the bars from the top. A cause that is small for every method has no row."""
+    seen = {bar.name for waterfall in methods for bar in waterfall.visible}
+    return [name for name in dict.fromkeys(bar.name for bar in methods[0].bars) if name in seen]
 
 
-def _in_rows(waterfalls: Sequence[Waterfall], columns: int) -> list[list[Waterfall]]:
-    """Rows of panels. All panels of a row have the same causes, which the first one names."""
-    by_causes: dict[tuple[str, ...], list[Waterfall]] = {}
-    for waterfall in waterfalls:
-        by_causes.setdefault(tuple(bar.name for bar in waterfall.visible), []).append(waterfall)
-    return [alike[at : at + columns] for alike in by_causes.values() for at in range(0, len(alike), columns)]
+def _height(methods: Sequence[Waterfall], names: Mapping[str, str], style: Style) -> float:
+    lines = max(_title(waterfall, names, style).count("\n") + 1 for waterfall in methods)
+    of_a_method = len(_rows(methods)) * 1.35 + lines + 0.7
+    return (ceil(len(methods) / _COLUMNS[style.size]) * of_a_method + 3) * line_inches(style)
 
 
-def _draw(
-    part: SubFigure,
-    rows: Sequence[Sequence[Waterfall]],
-    heights: Sequence[float],
-    names: Mapping[str, str],
-    style: Style,
-) -> None:
-    grid = part.subplots(len(rows), max(map(len, rows)), squeeze=False, sharex=True, height_ratios=heights)
-    right = max(bar.right_s for row in rows for waterfall in row for bar in waterfall.bars)
-    for index, row in enumerate(rows):
-        for axes in grid[index][len(row) :]:
-            axes.set_visible(False)
-        below = rows[index + 1] if index + 1 < len(rows) else []
-        for number, (axes, waterfall) in enumerate(zip(grid[index], row, strict=False)):
-            _draw_panel(axes, waterfall.visible, style, named=not number)
-            axes.set_xlim(0, 1e3 * right * 1.22)
-            axes.tick_params(labelbottom=number >= len(below))
-            axes.set_title(_title(waterfall, names, style), loc="left", fontsize=style.small, color=style.ink)
-    part.supxlabel("ms per token after the first (lines at ends: 95% interval)", fontsize=style.text, color=style.ink)
+def _draw(part: SubFigure, methods: Sequence[Waterfall], names: Mapping[str, str], style: Style) -> None:
+    columns, rows = min(len(methods), _COLUMNS[style.size]), _rows(methods)
+    grid = part.subplots(ceil(len(methods) / columns), columns, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(methods) :]:
+        axes.set_visible(False)
+    right = max(bar.right_s for waterfall in methods for bar in waterfall.bars)
+    for number, (axes, waterfall) in enumerate(zip(grid.flat, methods, strict=False)):
+        _draw_bars(axes, waterfall, rows, style)
+        dress(axes, style)
+        axes.tick_params(axis="y", length=0)
+        axes.tick_params(labelbottom=number + columns >= len(methods))
+        axes.grid(visible=False, axis="y")
+        axes.set_title(_title(waterfall, names, style), loc="left", fontsize=style.small, color=style.ink)
+    axes = grid[0, 0]  # all share theirs
+    axes.set_xlim(0, 1e3 * right * 1.25)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), rows)
+    part.supxlabel("ms per token after the first (95% intervals)", fontsize=style.text, color=style.ink)
 
 
-def _draw_panel(axes: Axes, bars: Sequence[Bar], style: Style, *, named: bool) -> None:
-    for row, bar in enumerate(bars):
-        saves, end = bar.change_s < 0, 1e3 * bar.end_s
-        colour = style.muted if bar.whole else style.mark(0 if saves else 1).colour
+def _draw_bars(axes: Axes, waterfall: Waterfall, rows: Sequence[str], style: Style) -> None:
+    """What a method saves is light, what it costs hatched, and its own time solid."""
+    placed = [(rows.index(bar.name), bar) for bar in waterfall.visible]
+    colour = style.colour_of(waterfall.label)
+    for row, bar in placed:
+        is_method = bar.whole and row > 0
+        fill = style.muted if bar.whole else style.faded(colour, 0.3)
         axes.barh(
-            row, 1e3 * bar.change_s, left=1e3 * bar.start_s, height=_BAR,
-            facecolor=style.faded(colour, 0.75 if bar.whole else 0.6), edgecolor=colour,
-            hatch="" if bar.whole or saves else "////", linewidth=style.line * 0.6, zorder=2,
+            row, 1e3 * bar.change_s, left=1e3 * bar.start_s, height=_BAR, facecolor=colour if is_method else fill,
+            edgecolor=style.muted if bar.whole and not is_method else colour, linewidth=style.line * 0.6, zorder=2,
+            hatch="" if bar.whole or bar.change_s < 0 else "////",
         )  # fmt: skip
         if bar.interval:
             ends = [1e3 * bar.interval.low, 1e3 * bar.interval.high]
             axes.plot(ends, [row, row], "|-", color=style.ink, linewidth=style.line * 0.7,
                       markersize=style.marker * 0.6, zorder=3)  # fmt: skip
-        if row + 1 < len(bars):  # to where the next one starts
-            axes.plot([end, end], [row, row + 1], color=style.muted, linewidth=style.line * 0.5, zorder=1)
         axes.annotate(bar.text, (1e3 * bar.right_s, row), xytext=(style.small / 3, 0), textcoords="offset points",
                       va="center", fontsize=style.small, color=style.ink, zorder=4)  # fmt: skip
-    axes.set_ylim(len(bars) - 0.5, -0.5)
-    axes.set_yticks(range(len(bars)), [bar.name if named else "" for bar in bars])
-    dress(axes, style)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
+    for (row, bar), (next_row, _) in pairwise(placed):  # to where the next one starts
+        axes.plot([1e3 * bar.end_s] * 2, [row, next_row], color=style.muted, linewidth=style.line * 0.5, zorder=1)
