@@ -96,9 +96,9 @@ def _embedded() -> tuple[Path, Path]:
 def _pairs(target: Target, draft: Target, library: Library) -> list[tuple[Arm, Arm]]:
     ways = (
         ("autoregressive", "generate", library.plain()),
-        (f"two_model[draft_tokens={DRAFT_TOKENS}]", "assisted generation", library.assisted(DRAFT_TOKENS)),
+        (f"two_model[draft_tokens={DRAFT_TOKENS},confidence=0]", "assisted generation", library.assisted(DRAFT_TOKENS)),
         (
-            f"prompt_lookup[draft_tokens={LOOKUP_TOKENS},max_ngram={LOOKUP_NGRAM}]",
+            f"prompt_lookup[draft_tokens={LOOKUP_TOKENS},max_ngram={LOOKUP_NGRAM},match=first]",
             "prompt lookup",
             library.prompt_lookup(LOOKUP_TOKENS, LOOKUP_NGRAM),
         ),

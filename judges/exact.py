@@ -1,6 +1,6 @@
-"""Judge by exact match: an answer is right, 1, where it ends with the exact answer that its prompt came with, else 0.
+"""Judge by exact match: an answer scores 1 if it ends with the exact answer of its prompt, else 0.
 
-For prompts that have one: the suite `tasks`, and files of one's own with exact answers. See benchctl.exact_match.
+For prompts that have one: the suite `tasks`, and your own files with exact answers. See benchctl.exact_match.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchctl.judging.judge import GradingJudge, Place, Question, Row, Run
 
 @dataclass
 class Exact(GradingJudge):
-    """Grades without a model. A prompt without an exact answer gets no score, rather than 0."""
+    """Score 1 for a correct answer and 0 for a wrong one, where the prompt has an exact answer."""
 
     model: str = field(default="", init=False)
     protocol: Literal["exact"] = field(default="exact", init=False)

@@ -47,13 +47,13 @@ _Response = TypeVar("_Response")
 
 @dataclass
 class Gpt(AskedJudge):
-    """Ask a model behind OpenAI's interface, at OpenAI or at any server that speaks it.
+    """Ask a model behind the OpenAI interface, at OpenAI or on another server.
 
-    model        the judge's name at its server
-    protocol     pairwise shows it two answers, single one
-    temperature  none leaves it to the server, as models that reason ask for
-    reply_limit  most tokens of a reply; what a model thinks before it counts too
-    timeout_s    how long a request may take in all
+    model        name of the model at its server
+    protocol     pairwise shows two answers, single shows one
+    temperature  none leaves it to the server, which reasoning models require
+    reply_limit  most tokens of a reply, reasoning included
+    timeout_s    longest time for one request, in seconds
     """
 
     model: str = ""

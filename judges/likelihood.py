@@ -1,8 +1,8 @@
-"""Judge by likelihood: how likely the full target of a run finds an answer, in nats, the mean over its tokens.
+"""Judge by likelihood: the mean log-likelihood of an answer under the full target of a run, in nats per token.
 
-It needs no other model and no key. The tokens are those that the method gave, stop token included, each after the text
-before it; probabilities are of the target's logits as they are, at temperature 1 and uncut. It says how far an answer
-is the target's own, not how good it is: what the target finds likely may be dull, or wrong.
+It needs no other model and no key. The tokens are those of the method's answer, stop token included, each given the
+text before it; the target's logits are used at temperature 1 and untruncated. The score measures how typical an answer
+is of the target, not how good it is: a likely answer may be dull or wrong.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from benchctl.judging.judge import GradingJudge, Place, Question, Row, Run
 
 @dataclass
 class Likelihood(GradingJudge):
-    """Compute how likely the target itself finds each answer, in nats per token.
+    """Compute the log-likelihood of each answer under the target, in nats per token.
 
-    model   where the target lies now; by default where its name leads
-    device  what it is loaded onto, as torch names it
+    model   where the target is now; empty: the place that its recorded name leads to
+    device  torch device to load the target on
     """
 
     model: str = ""

@@ -1,9 +1,9 @@
-"""Judge with a model of one's own: any decoder that benchctl can load, on this machine, without a key or a cost.
+"""Judge with your own model: any decoder that benchctl can load, on this machine, without a key or a cost.
 
-Two ways to get at scores. `logprob` writes nothing: it takes the probability of every reply that was asked for ("8 7";
-a hundred of them, or ten for a single answer), by the tokens that spell it, and gives the mean of the scores under
-these probabilities, as G-Eval does (Liu et al. 2023, arXiv 2303.16634, equation 1). So scores are finer than whole
-numbers, and there is no chance in them. `generate` lets the model write, and reads what it wrote.
+There are two ways to read scores. `logprob` generates nothing: it takes the probability of every valid reply ("8 7"; a
+hundred of them, or ten for a single answer) from the tokens that spell it, and returns the mean score under these
+probabilities, as G-Eval does (Liu et al. 2023, arXiv 2303.16634, equation 1). Such scores are finer than whole numbers
+and deterministic. `generate` lets the model write a reply and reads it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ _DIGITS = 16
 
 @dataclass
 class Local(AskedJudge):
-    """Ask a model on this machine, without a key or a cost.
+    """Ask a model on this machine; no key and no cost.
 
     model        the judge: an embedded name, a folder or a hub id
-    protocol     pairwise shows it two answers, single one
-    way          logprob or generate
-    temperature  of generate; at 0 repeated judgements are all the same
-    least_share  of logprob: the probability of all those replies together below which they are not read, for then the
-                 model does not do what it is asked; 0 reads them all
-    dtype        of its weights
-    device       what it is loaded onto, as torch names it
+    protocol     pairwise shows two answers, single shows one
+    way          logprob (reads the probabilities of all scores) or generate (reads a written reply)
+    temperature  of way=generate; at 0 repeated judgements are equal
+    least_share  of way=logprob: least total probability of valid replies; below it no score is read; 0 reads all
+    dtype        number format of its weights
+    device       torch device to load it on
     """
 
     model: str = ""

@@ -1,4 +1,4 @@
-"""One token per target pass: the baseline every speed-up is measured against."""
+"""One token per target pass: the baseline of every speed-up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchctl.decoding.model.target import Target
 
 @dataclass
 class Autoregressive(Method, Batched):
-    """Plain decoding of the target on the same loop, cache and kernels as every other method."""
+    """Decode plainly, one token per target pass: the baseline of all methods."""
 
     supports_encoder_decoder = True
 

@@ -1,9 +1,9 @@
-"""Leave at the first layer whose adapted state is sure, and compute what was left out when a later token needs it.
+"""Exit at the first layer whose adapted state is confident, and compute skipped layers when a later token needs them.
 
 Tang et al.: DEED: Dynamic Early Exit on Decoder for Accelerating Encoder-Decoder Transformer Models, 2023, arXiv
-2311.08623: an adaptation module at each layer before one head, deep supervision, the largest probability as confidence,
-deeper features just in time. Ours: the decoder-only port on a target that stands still, modules of low rank, and
-mode=draft, where the exits propose and the full model verifies (LayerSkip, 2404.16710).
+2311.08623: an adaptation module per layer before one shared head, deep supervision, the largest probability as
+confidence, deeper features just in time. Ours: the decoder-only port on a frozen target, low-rank modules, and
+mode=draft, where the exits draft and the full model verifies (LayerSkip, 2404.16710).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from benchctl.decoding.modules.trainable import Trainable, TrainingBatch
 
 @dataclass
 class Deed(ExitPolicy, Trainable):
-    """Exit where the likeliest token's probability reaches ``threshold``: above 1 nowhere, 0 at the first exit.
+    """Exit at the first adapted layer whose largest probability reaches ``threshold``.
 
-    mode          exit (lossy) or draft (exits propose, the full model verifies: exact)
+    mode          exit (lossy) or draft (exits draft, the full model verifies: exact)
     modules       folder of the trained adaptation modules
-    exits         exit layers joined by +, such as 4+8; empty means all that the modules have, every layer if they are
-                  trained now, as in the paper
-    rank, alpha   inner units of a module, and how loud it is: what it adds is scaled by alpha / rank (ours)
+    threshold     probability that a token needs to exit; 0 exits at the first exit, above 1 never
+    exits         exit layers joined by +, such as 4+8; empty: all exits of the modules, or every layer in training
+    rank, alpha   inner units of a module, and its scale: its output is multiplied by alpha / rank (ours)
     draft_tokens  tokens drafted per verification in mode=draft
     """
 

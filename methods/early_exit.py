@@ -1,9 +1,9 @@
-"""Leave the target early, at the first layer that is confident enough.
+"""Exit from the target at the first layer that is confident enough.
 
 Schuster et al.: Confident Adaptive Language Modeling (CALM), 2022, arXiv 2207.07061: confidence measures and decay of
 section 3.5, state propagation of section 3.1. Varshney et al.: LITE, 2023, arXiv 2310.18581: trained exits, at every
-eighth of the depth from a quarter on; ours are modules beside a target that stands still. deferred_exact: DEED, Tang et
-al. 2023, arXiv 2311.08623. mode=draft (ours): the exits propose, the full model verifies, as in LayerSkip (2404.16710).
+eighth of the depth from a quarter on; ours are modules next to a frozen target. deferred_exact: DEED, Tang et al. 2023,
+arXiv 2311.08623. mode=draft (ours): the exits draft and the full model verifies, as in LayerSkip (2404.16710).
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from benchctl.decoding.modules.trainable import Numbered, SecondStage, Trainable
 
 @dataclass
 class EarlyExit(ExitPolicy, Trainable):
-    """Exit where confidence reaches ``threshold``; a threshold above 1 never exits, 0 exits at the first layer.
+    """Exit at the first layer whose confidence reaches ``threshold``.
 
-    mode          exit (lossy) or draft (exits propose, the full model verifies: exact)
-    head          what speaks at an exit: target (its own norm and head) or trained (a small module before them)
+    mode          exit (lossy) or draft (exits draft, the full model verifies: exact)
+    head          target (its own norm and head at every exit) or trained (a small module before them)
     confidence    softmax_gap (top1 - top2), softmax_max, state_cosine (of the last two states), classifier (trained)
-    decay         of the threshold over the answer: 4 in the paper, 0 keeps it
-    min_exit      first layer that may be an exit; 0 takes half of the depth (ours; lower exits rarely agree)
-    exits         exit layers joined by +, such as 4+8; empty means all that the modules have, else every layer from
-                  min_exit, for head=trained every eighth of the depth from a quarter on
-    kv_policy     what skipped layers hold of a token: propagate or deferred_exact (mode=draft always defers)
+    threshold     confidence that a token needs to exit; 0 exits at the first exit, above 1 never
+    decay         lowers the threshold along the answer: 4 in the paper, 0 keeps it constant
+    min_exit      lowest layer that may be an exit; 0: half of the depth for head=target (ours)
+    exits         exit layers joined by +, such as 4+8; empty: all exits of the modules, else every layer from min_exit
+                  (in training of head=trained: every eighth of the depth from a quarter on)
+    kv_policy     keys and values of skipped layers: propagate or deferred_exact (mode=draft always defers)
     draft_tokens  tokens drafted per verification in mode=draft
-    rank, alpha   inner units of a trained exit, and how loud it is: what it adds is scaled by alpha / rank (ours)
-    modules       folder of the trained exits and, or, classifiers
+    rank, alpha   inner units of a trained exit, and its scale: its output is multiplied by alpha / rank (ours)
+    modules       folder of the trained exits and classifiers
     """
 
     mode: Literal["exit", "draft"] = "exit"

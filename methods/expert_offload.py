@@ -1,6 +1,6 @@
 """Plain decoding of a mixture of experts whose experts do not all fit into fast memory.
 
-Which expert a full fast tier lets go (`policy`), and whether the next layer's experts are fetched ahead (`prefetch`).
+Options choose which expert is evicted (`policy`) and whether the next layer's experts are loaded early (`prefetch`).
 Eliseev, Mazur: Fast Inference of Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238 (LRU, next
 gate); Hoang et al.: SpecMD, 2026, arXiv 2602.03921 (Least-Stale, see experts.fast_tier).
 """
@@ -20,15 +20,15 @@ from benchctl.decoding.model.target import Target, TargetInfo
 
 @dataclass
 class ExpertOffload(Method, OffloadsExperts):
-    """Decode a mixture of experts out of a fast tier of ``capacity`` experts, loading what is missing.
+    """Decode a mixture of experts whose fast memory holds only ``capacity`` experts.
 
-    policy          which expert leaves a full fast tier: on_demand (none stays), lru, lfu or least_stale
-    prefetch        next_gate fetches what the next layer's gate would choose for the present state; none: nothing
-    capacity        experts, of all layers together, that the fast tier holds; 0 is a quarter of all
-    bandwidth_mb_s  throttle loading to so many 10^6 bytes a second; 0 is what the machine does
-    tier            the slow tier: memory of the host, or a memory-mapped file
-    spare           experts to fetch ahead beyond those a token needs
-    blocking        wait for all of a layer's experts before any is computed: nothing is copied while it computes
+    policy          which expert is evicted when the fast tier is full: on_demand (keeps none), lru, lfu or least_stale
+    prefetch        next_gate loads the experts that the next layer's gate picks for the current state; none: nothing
+    capacity        experts that the fast tier holds, over all layers; 0: a quarter of all
+    bandwidth_mb_s  limit loading to this many 10^6 bytes per second; 0: no limit
+    tier            the slow tier: host memory, or a memory-mapped file
+    spare           experts to prefetch beyond those that a token needs
+    blocking        load all experts of a layer before any of them is computed, without overlap
     """
 
     policy: PolicyName = "lru"

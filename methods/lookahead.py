@@ -1,7 +1,7 @@
-"""Draft n-grams that the target itself came up with: a window of Jacobi iterations rides along in every verification.
+"""Draft from n-grams that the target generated itself, by Jacobi iterations within every verification pass.
 
-Fu et al.: Lookahead Decoding, 2024, arXiv 2402.02057; how levels fill and shift is the authors' code's. Ours: the bonus
-token after a full match, guesses that share the rows of a common beginning, no window beyond the context or too late.
+Fu et al.: Lookahead Decoding, 2024, arXiv 2402.02057; levels fill and shift as in the authors' code. Ours: the bonus
+token after a full match, guesses with a common prefix share rows, no window beyond the context or too late to be used.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ Guess = tuple[int, ...]
 
 @dataclass
 class Lookahead(Speculative):
-    """Guess what followed the last token in n-grams found before; each pass also looks for new ones further ahead.
+    """Draft n-grams collected by Jacobi iterations that run in every verification pass.
 
-    The window starts with tokens drawn from the prompt: with another seed, greedy answers take other steps.
+    The window starts with tokens drawn from the prompt, so another seed changes the steps, but not greedy answers.
 
-    ngram        tokens of an n-gram: the one it is found by, and those guessed to follow
-    window       columns of the window: n-grams found per pass
-    guesses      n-grams kept per first token, the most recent, and verified together
-    bonus        add the target's own token after a full match too, as the pass has it; false, like the authors' code,
-                 lets the last token guessed take its place
-    prompt_pool  n-grams of the text itself, prompt and answer, are guesses too
+    ngram        tokens of an n-gram: the first one is its key, the others are the guess; 5 in the authors' code
+    window       columns of the window: new n-grams per pass; 7 in the authors' code
+    guesses      n-grams kept per first token (the most recent ones); all are verified together; 7 in the authors' code
+    bonus        also add the target's own token after a full match; false matches the authors' code
+    prompt_pool  also take n-grams from the prompt and the answer
     """
 
-    ngram: int = 5
-    window: int = 7
-    guesses: int = 7
+    ngram: int = 4
+    window: int = 1
+    guesses: int = 2
     bonus: bool = True
-    prompt_pool: bool = False
-    demo = ("ngram=4,window=1,guesses=2,prompt_pool=true",)
+    prompt_pool: bool = True
     drafts_from_text = False  # but from the window and the n-grams of all earlier steps
     # Up to ngram - 1 levels of equally many columns: a column continues level 0 up to its own token there, then its own
     # tokens of the levels above. The first token of level 0 is the root.

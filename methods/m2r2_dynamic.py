@@ -31,15 +31,15 @@ _FILLS = {"copy_p": copy_p, "copy_h": copy_h, "deferred_exact": deferred_exact, 
 
 @dataclass
 class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
-    """Each token leaves at the first gate where the router is sure enough of the accelerated state.
+    """Exit at the first gate where the router is confident in the accelerated state.
 
-    modules    folder of the trained adapters and, for router=arla or linear, of the router trained on top of them
-    gates      layers where the accelerated stream starts again, joined by +; empty takes 1/8, 1/4, 1/2 of the depth
-    rate       slow layers that one of the accelerated stream is to be worth; 0 reaches the last layer at each gate
-    adapters   lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
+    modules    folder of the trained adapters and, for router=arla or linear, of the trained router
+    gates      layers where the accelerated stream restarts, joined by +; empty: 1/8, 1/4 and 1/2 of the depth
+    rate       slow layers per accelerated layer; 0: reach the last layer at each gate
+    adapters   lora, bottleneck or hybrid, of size rank; their output is multiplied by alpha / rank
     router     arla or linear (trained), softmax_gap, softmax_max or state_cosine
-    threshold  how sure it has to be; above 1 no token leaves, at 0 each does at the first gate
-    kv_fill    what layers above the exit hold of a token: rate_map, copy_p, copy_h, deferred_exact or absent
+    threshold  confidence that a token needs to exit; above 1 no token exits, at 0 each exits at the first gate
+    kv_fill    keys and values of skipped layers: rate_map, copy_p, copy_h, deferred_exact or absent
     """
 
     router: Literal["arla", "linear", "softmax_gap", "softmax_max", "state_cosine"] = "arla"
@@ -47,7 +47,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
     kv_fill: Literal["rate_map", "copy_p", "copy_h", "deferred_exact", "absent"] = "rate_map"
     demo = ("threshold=0.8",)
     exactness = "lossy"
-    reason = "tokens that leave early are not verified by the full target"
+    reason = "tokens that exit early are not verified by the full target"
     _runs: dict[int, PairedRun] = field(init=False, repr=False, compare=False)
     _deciders: dict[int, Decider] = field(init=False, repr=False, compare=False)
     _fill: KvFill = field(init=False, repr=False, compare=False)

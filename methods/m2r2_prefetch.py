@@ -1,7 +1,7 @@
-"""Load experts ahead of time: the accelerated stream of M2R2 names those that layers to come will need.
+"""Load experts ahead of time: the accelerated stream of M2R2 predicts the experts of coming layers.
 
 Bhendawade et al.: M2R2, 2025, arXiv 2502.02040; docs/m2r2.md. Ours: after l layers the accelerated state stands for the
-slow one after R l, so the norms and gates of layers R (l - 1) + 1 .. R l are asked; and the loss.
+slow one after R l, so the norms and gates of layers R (l - 1) + 1 .. R l predict from it; and the loss.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, trajectory_co
 
 @dataclass
 class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
-    """Decode a mixture of experts out of a fast tier, fetching ahead what the accelerated stream predicts.
+    """Decode a mixture of experts and load experts early, as the accelerated stream predicts.
 
     modules   folder of the trained adapters
-    gates     layers where the accelerated stream starts again, joined by +; empty takes half of the depth
-    rate      slow layers that one of the accelerated stream is to be worth; 0 is 2
-    adapters  lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
+    gates     layers where the accelerated stream restarts, joined by +; empty: half of the depth
+    rate      slow layers per accelerated layer; 0: 2
+    adapters  lora, bottleneck or hybrid, of size rank; their output is multiplied by alpha / rank
     policy, capacity, bandwidth_mb_s, tier, spare: as for expert_offload
     """
 

@@ -1,7 +1,7 @@
-"""Draft by copying: what followed an earlier occurrence of the text's last tokens.
+"""Draft by copying the tokens that followed an earlier occurrence of the text's last tokens.
 
-Saxena: Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding). What published variants differ in
-are options; the defaults for match and allow_short are those of transformers' prompt_lookup_num_tokens.
+Saxena: Prompt Lookup Decoding, 2023 (github.com/apoorvumang/prompt-lookup-decoding). Published variants differ in match
+and allow_short; transformers has draft_tokens=10, max_ngram=2 and match=first.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from benchctl.decoding.model.target import Target
 
 @dataclass
 class PromptLookup(Speculative):
-    """Copy up to ``draft_tokens`` tokens after an n-gram equal to the tail of the text, longest n-gram first.
+    """Copy the tokens that followed an earlier occurrence of the last n-gram, longest n-gram first.
 
-    max_ngram    longest tail looked for
-    match        which earlier occurrence is copied: the first in the text or the last
-    allow_short  whether a continuation shorter than draft_tokens may be used
+    draft_tokens  tokens copied at most
+    max_ngram     longest n-gram to search for
+    match         which earlier occurrence to copy: the first in the text or the last
+    allow_short   also use a continuation shorter than draft_tokens
     """
 
-    draft_tokens: int = 10
-    max_ngram: int = 2
-    match: Literal["first", "last"] = "first"
+    draft_tokens: int = 5
+    max_ngram: int = 3
+    match: Literal["first", "last"] = "last"
     allow_short: bool = True
     supports_encoder_decoder = True
-    demo = ("draft_tokens=5,max_ngram=3,match=last",)
 
     def __post_init__(self) -> None:
         check_options(self, 1, "draft_tokens", "max_ngram")

@@ -20,17 +20,16 @@ from benchctl.decoding.model.target import Target
 
 @dataclass
 class TwoModel(Speculative, UsesDraftModel):
-    """Draft ``draft_tokens`` tokens with a smaller model, verify them in one pass of the target.
+    """Draft with a smaller model, and verify the draft in one pass of the target.
 
-    draft_model   the draft model; empty takes what --draft-model names
+    draft_model   the draft model; empty: the one that --draft-model names
     draft_tokens  tokens drafted per verification
-    confidence    stop drafting after a token whose draft probability is below this; 0 never stops
+    confidence    stop drafting after a token with a lower draft probability; 0 never stops
     """
 
     draft_model: str = ""
-    draft_tokens: int = 5
-    confidence: float = 0.0
-    demo = ("draft_tokens=6,confidence=0.5",)
+    draft_tokens: int = 6
+    confidence: float = 0.5
     _model: Target = field(init=False, repr=False, compare=False)
     _stream: Stream = field(init=False, repr=False, compare=False)
 

@@ -14,6 +14,7 @@ from benchctl.analysis.frame.build import (
     broken,
     claims_exact,
     fidelity,
+    impossibly_fast,
     is_lossless,
     pair,
     remembering,
@@ -22,6 +23,7 @@ from benchctl.analysis.frame.build import (
 from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
+from benchctl.analysis.names import label_lines as label_lines  # plots import it from here
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.errors import InvalidData, UserError
 from benchctl.records.schema import COUNTED_SINCE, Exactness, MethodInfo, Mode, ModelInfo, Run
@@ -65,7 +67,8 @@ def _model(model: ModelInfo) -> str:
 def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     """The settings by which two runs cannot be compared; empty when they can.
 
-    Draft models count where both runs have one, trained modules where both run their label.
+    Draft models count where both runs have one, trained modules and options where both run their label: a default may
+    have changed between versions, and so what a label without the option stands for.
     """
     settings = zip(_settings(first).items(), _settings(second).values(), strict=True)
     differing = [
@@ -83,6 +86,14 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
         if first_modules[label] != second_modules[label]:
             hashes = (f"{label} {modules[label][:8]}" for modules in (first_modules, second_modules))
             differing.append(Difference("modules", *hashes))
+    first_options, second_options = (
+        {method.label: method.options for method in run.methods} for run in (first, second)
+    )
+    for label in sorted(first_options.keys() & second_options.keys()):
+        ours, theirs = first_options[label], second_options[label]
+        if changed := [name for name in ours if name in theirs and ours[name] != theirs[name]]:
+            shown = (" ".join([label, *(f"{name}={given[name]}" for name in changed)]) for given in (ours, theirs))
+            differing.append(Difference("options", *shown))
     return tuple(differing)
 
 
@@ -126,24 +137,10 @@ class MethodFigures:
     judged: tuple[JudgedFigures, ...] = ()
     refused: str = ""
 
-    @property
-    def label_lines(self) -> tuple[str, ...]:
-        """See label_lines."""
-        return label_lines(self.label)
-
     def estimate(self, metric: Metric) -> Estimate:
         """The estimate of a metric; without a value where the metric does not apply to these generations."""
         own = (estimate for estimate in self.estimates if estimate.metric.name == metric.name)
         return next(own, Estimate(metric, None, None))
-
-
-def label_lines(label: str) -> tuple[str, ...]:
-    """A label with each of its options on a line of its own, where there is no room for long labels.
-
-    `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
-    """
-    name, _, options = label.removesuffix("]").partition("[")
-    return (name, *options.split(",")) if options else (name,)
 
 
 @dataclass(frozen=True)
@@ -197,6 +194,11 @@ class Group:
         half = self.run.dtype not in ("float32", "float64")
         return frozenset(label for frame in frames for label in remembering(frame, half))
 
+    def is_impossibly_fast(self, label: str) -> bool:
+        """Whether the label's passes took less time than any pass can, see frame.build.impossibly_fast."""
+        counted = all(file.run.schema_version >= COUNTED_SINCE for file in self.files)
+        return counted and not self.run.imported and impossibly_fast(self.pairs(label))
+
     @property
     def repeats(self) -> Repeats:
         return {number: file.run.repeats for number, file in enumerate(self.files)}
@@ -230,7 +232,7 @@ def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> 
         names = ", ".join(str(file.path) for file in files)
         raise UserError(
             "no_generations",
-            f"no generations in {names or 'no files'}. Run `benchctl run`, or continue it with --resume.",
+            f"{names or 'No files'}: no generations to compare. Run `benchctl run`, or continue it with --resume.",
         )
     grouped = group(measured)
     first = grouped[0][0].run
@@ -281,7 +283,7 @@ def only_suites(files: Sequence[RunFile], names: Sequence[str]) -> list[RunFile]
     for name in names:
         if name not in measured:
             raise UserError(
-                "unknown_suite", f"--suite {name}: was not measured in these files. There are: {', '.join(measured)}."
+                "unknown_suite", f"--suite {name}: was not measured in these files. They have: {', '.join(measured)}."
             )
     kept = [
         replace(
@@ -305,7 +307,7 @@ def chosen(groups: Sequence[Group], wanted: Sequence[str] = ()) -> tuple[str, ..
         matching = [label for label in labels if name in (label, label.partition("[")[0])]
         if not matching:
             raise UserError(
-                "unknown_method", f"--method {name}: was not measured here. These were: {' '.join(labels)}."
+                "unknown_method", f"--method {name}: was not measured in these files. They have: {' '.join(labels)}."
             )
         selected |= dict.fromkeys(matching)
     return tuple(selected or labels)
@@ -316,8 +318,8 @@ def check_count(labels: Sequence[str], most: int, what: str) -> None:
     if len(labels) > most:
         raise UserError(
             "too_many_methods",
-            f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}: choose with "
-            f"--method, of {' '.join(labels[:most])} and {len(labels) - most} more.",
+            f"{len(labels)} {what} are too many for one picture of this size, which has room for {most}. Choose with "
+            f"--method from {' '.join(labels[:most])} and {len(labels) - most} more.",
         )
 
 
@@ -356,8 +358,8 @@ def _check_baselines(files: tuple[RunFile, ...], frame: pd.DataFrame) -> None:
             raise InvalidData(
                 "baselines_differ",
                 f"{files[number].path} and {files[numbers[0]].path}: {differing} of {len(both)} greedy answers of "
-                f"{run.baseline} differ, although weights, prompts and settings are equal. The weights of one were "
-                "changed, or a machine computes wrongly. Measure again.",
+                f"{run.baseline} differ, although weights, prompts and settings are equal. Weights were changed, or a "
+                "machine has an error. Measure again.",
             )
 
 
@@ -387,6 +389,7 @@ def _method_figures(
     claims = claims_exact(method.exactness, run.temperature)
     refused = "claim_broken" if claims and broken(counts, run.dtype) else ""
     refused = refused or ("remembers" if method.label in group.remembering else "")
+    refused = refused or ("impossibly_fast" if group.is_impossibly_fast(method.label) else "")
     return MethodFigures(
         label=method.label,
         exactness=method.exactness,

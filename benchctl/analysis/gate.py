@@ -1,4 +1,4 @@
-"""Conditions for a build: claims that hold, answers that are as good, and speed that did not fall.
+"""Conditions for a build: true claims, answers as good as before, and speed that did not fall.
 
 Every label passes, fails, or is inconclusive: then the data cannot show a change of the size that matters.
 """
@@ -34,6 +34,7 @@ _COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudg
 _REFUSED = {
     "claim_broken": "answers differ from the baseline's, against its claim",
     "remembers": "it took other steps when it answered a prompt again, so it remembers answers",
+    "impossibly_fast": "its passes took less than half the time of the baseline's",
 }
 
 
@@ -165,7 +166,7 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
             problems[label].append(problem)
     changes, notes = _changes(group, previous, conditions) if previous else ({}, ())
     unsupported = tuple(
-        f"{method.label} was not measured ({method.unsupported}): nothing is required of it."
+        f"{method.label} was not measured ({method.unsupported}), so it is not checked."
         for method in group.methods
         if method.unsupported
     )
@@ -219,31 +220,33 @@ def _worse(group: Group, margin: float) -> Iterator[tuple[str, Problem]]:
             continue
         judged = [figures for figures in method.judged if figures.judge.in_points]
         if not judged:
-            yield method.label, Problem("not_judged", "no points of a judge: run `benchctl judge` with gpt or local")
+            yield method.label, Problem("not_judged", "no judge gave points: run `benchctl judge` with gpt or local")
         for figures in judged:
             name, count, turns = figures.judge.name, figures.prompts, _answered_turns(group, method.label)
             estimate = figures.estimate(SCORE_DIFFERENCE)
             interval = estimate.interval
             if figures.turns < turns:
-                text = f"{name} judged {figures.turns} of {turns} turns of prompts: judge the rest, with more --tries"
+                text = f"{name} judged {figures.turns} of {turns} turns: judge the rest, with more --tries"
                 yield method.label, Problem("turns_not_judged", text)
             elif group.judging and figures.judge in group.judging.one_order:
                 text = f"{name} saw its answers in one order, so position bias is in the difference: judge again"
                 yield method.label, Problem("judged_in_one_order", text)
             elif group.judging and figures.judge in group.judging.blind:
-                text = f"{name} prefers no answer to a different one, or none in both orders: judge with another model"
+                text = f"{name} does not distinguish answers: judge with another model"
                 yield method.label, Problem("judge_blind", text, "inconclusive")
             elif count < FEWEST_PROMPTS:
                 text = f"{name} judged {count} prompts: at least {FEWEST_PROMPTS} are needed"
-                yield method.label, Problem("few_prompts_judged", text)
+                yield method.label, Problem("few_prompts_judged", text, "inconclusive")
             elif interval is None or interval.low < -margin:
                 ends = f"{interval.low:+.2f}, {interval.high:+.2f}" if interval else "n/a"
+                is_worse = interval is not None and interval.high < -margin
                 yield (
                     method.label,
                     Problem(
                         "quality_not_shown",
                         f"not shown to be as good as {group.run.baseline} up to {margin:g} points: the mean difference "
                         f"by {name} is {estimate.value or 0:+.2f} [{ends}] on {count} prompts",
+                        "failed" if is_worse else "inconclusive",
                     ),
                 )
 
@@ -262,7 +265,7 @@ def _changes(
         notes.append(f"The machines differ in {', '.join(moved)}, so tokens/s are not compared, only speed-ups.")
     if group.sessions == previous.sessions == 1:
         notes.append(
-            "Each run has one session, so a spread of sessions is assumed: "
+            "Each run has one session, so the spread of sessions is assumed: "
             f"{_SESSION_SPREADS[SPEEDUP.label]:.1%} for speed-ups, {_SESSION_SPREADS[TOKENS_PER_S.label]:.1%} for "
             "tokens/s. To measure it, use --sessions 3 for both."
         )
@@ -280,7 +283,9 @@ def _changes(
                     metric, group, previous, now.get(method.label), method, least
                 )
     if not found:
-        raise InvalidData("no_speedup", f"{previous.files[0].path}: has no speed that can be compared with.")
+        raise InvalidData(
+            "no_speedup", f"{previous.files[0].path}: has no speed to compare with. Name a finished run as --previous."
+        )
     significant = holm({key: change.quotient.p_value for key, change in found.items() if change.quotient})
     lower = {key for key in significant if (found[key].ratio or 1) < 1}
     changes = {

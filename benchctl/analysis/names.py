@@ -1,20 +1,37 @@
 """What tables and pictures call a label."""
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 
-from benchctl.analysis.comparison import label_lines
+
+def label_lines(label: str) -> tuple[str, ...]:
+    """A label with each of its options on a line of its own, where there is no room for long labels.
+
+    `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
+    """
+    name, _, options = label.removesuffix("]").partition("[")
+    return (name, *options.split(",")) if options else (name,)
 
 
 def short_labels(labels: Sequence[str]) -> dict[str, str]:
-    """Each label as its name and the options in which it differs from other labels of that name.
+    """Each label as its name and as few options as tell the labels of that name apart.
 
-    `m[a=1,b=2]`, `m[a=1,b=3]`, `n[a=1]` -> `m b=2`, `m b=3`, `n`.
+    `m[a=1,b=2]`, `m[a=2,b=3]`, `n[a=1]` -> `m a=1`, `m a=2`, `n`;
+    `m`, `m[a=1]` -> `m`, `m a=1`.
     """
-    shortened = {}
+    by_name: dict[str, dict[str, dict[str, str]]] = {}
     for label in labels:
-        same_name = [lines for other in labels if (lines := label_lines(other))[0] == label_lines(label)[0]]
-        counts = Counter(line for lines in same_name for line in lines)
         name, *options = label_lines(label)
-        shortened[label] = " ".join([name, *(option for option in options if counts[option] < len(same_name))])
-    return shortened
+        by_name.setdefault(name, {})[label] = {option.partition("=")[0]: option for option in options}
+    shortened: dict[str, str] = {}
+    for name, of_name in by_name.items():
+        keys = dict.fromkeys(key for options in of_name.values() for key in options)
+        choices = (
+            {label: tuple(options[key] for key in subset if key in options) for label, options in of_name.items()}
+            for size in range(len(keys) + 1)
+            for subset in combinations(keys, size)
+        )
+        distinct = (shown for shown in choices if len(set(shown.values())) == len(of_name))
+        fewest = min(distinct, key=lambda shown: sum(map(len, shown.values())))
+        shortened |= {label: " ".join([name, *options]) for label, options in fewest.items()}
+    return {label: shortened[label] for label in labels}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import comb
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.metrics.speed import SPEEDUP
@@ -23,15 +24,24 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     """The finding of a group. `names` maps labels to what they are called; default: the short labels of the group."""
     called = names or short_labels([method.label for method in group.pooled.methods])
     result, baseline = contest(group), group.run.baseline
+    reference = called.get(baseline, baseline)
     if fastest(group) is None:
         return _without_winner(group, result)
     proven = [method for method in result.methods if (method.label, baseline) in result.beats]
     if not proven:
         best = next(method for method in result.methods if method.label != baseline)
-        none_faster = f"No lossless method is significantly faster than {baseline}"
-        largest = f"The largest speed-up is {called[best.label]}: {speedup_text(best.estimate(SPEEDUP))}."
-        return Summary(none_faster, (f"{none_faster}.", largest))
-    best = proven[0]
+        none_faster = f"No lossless method is significantly faster than {reference}"
+        speedup, pairs = best.estimate(SPEEDUP), comb(len(result.methods), 2)
+        largest = f"Largest speed-up: {called[best.label]}, {speedup_text(speedup)}"
+        by_chance = speedup.interval is not None and speedup.interval.low > 1
+        return Summary(
+            none_faster,
+            (
+                f"{none_faster}.",
+                f"{largest}; of {pairs} comparisons 1 can be chance." if by_chance else f"{largest}.",
+            ),
+        )
+    best = next((method for method in proven if not result.is_beaten(method, proven)), proven[0])
     level = ", ".join(
         f"{called[other.label]} ({speedup_text(other.estimate(SPEEDUP), interval=False)})"
         for other in result.methods
@@ -41,7 +51,7 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     return Summary(
         f"{name}: {speedup_text(speedup, interval=False)}, same answers",
         (
-            f"{name} is fastest: {speedup_text(speedup)} the speed of {baseline}, same answers.",
+            f"{name} is fastest: {speedup_text(speedup)} over {reference}, same answers.",
             f"Not significantly slower: {level}." if level else "Every other lossless method is significantly slower.",
         ),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from textwrap import shorten
 
 import numpy as np
 import pandas as pd
@@ -38,7 +39,7 @@ _MOST_WAITED = 0.05  # of the time ready to run, but without a core
 
 @dataclass(frozen=True)
 class Warning:
-    """`template` is the sentence to print, `values` the names and numbers in it; tests check `id` and `values`."""
+    """`template` has the sentences to print, `values` the names and numbers in it; tests check `id` and `values`."""
 
     id: str
     template: str
@@ -48,135 +49,183 @@ class Warning:
     def text(self) -> str:
         return self.template.format(**self.values)
 
-    def __str__(self) -> str:
-        return self.text
+    def line(self, names: Mapping[str, str], width: int) -> str:
+        """One line of at most `width` characters; `names` has what to call labels. A long name is cut, not the rest."""
+        template, label = f"Warning: {_TEMPLATES[self.id][0]}", str(self.values.get("label", ""))
+        name = names.get(label, label)
+        room = width - len(template.format(**{**self.values, "label": ""}))
+        name = shorten(name, max(room, len(name.split(" ")[0]) + 4), placeholder=" ...")
+        return shorten(template.format(**{**self.values, "label": name}), width, placeholder=" ...")
 
 
-_TEMPLATES = {  # the gravest first
+_TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at most 71 characters, then the whole text
     "imported": (
+        "imported from {program}: no verdicts; measure with `benchctl run`",
         "The figures come from files of {program}, which have no token ids. So there are no verdicts, and machine, "
-        "warm-up and order{target} are unknown. To publish a figure, measure it with `benchctl run`."
+        "warm-up and order{target} are unknown. To publish a figure, measure it with `benchctl run`.",
     ),
     "no_shared_session": (
+        "methods and baseline in different sessions: measure them in one",
         "{labels} and {baseline} were measured in one session each, and not in the same one. The speed-up includes "
-        "the difference between the sessions, so it has no interval. Measure both with one `benchctl run`."
+        "the difference between the sessions, so it has no interval. Measure both with one `benchctl run`.",
     ),
     "claim_broken": (
+        "{label} is not exact: {answers} answers differ; do not use it",
         "{label} claims to be exact, but {answers} of its answers differ from the baseline's by more than rounding. "
-        "The method has a bug: do not use its figures."
+        "The method has a bug: do not use its figures.",
     ),
     "not_examined": (
-        "{label}: `benchctl doctor --method {label}` {found}. Its claims and its speed are unproven until all checks "
-        "pass: run doctor, then measure again."
+        "{label}: claims are unproven; run `benchctl doctor --method`",
+        "`benchctl doctor --method {label}` {found}. The claims and the speed of {label} are unproven until all "
+        "checks pass. Run doctor, then measure again.",
+    ),
+    "impossibly_fast": (
+        "{label} is faster than its passes can be: do not use its figures",
+        "{label} took less than half the baseline's time for each pass over the target. No pass can be that fast: "
+        "work was done outside the clock, or the clock is wrong. Do not use its figures.",
     ),
     "remembers": (
-        "{label} took other steps when it answered a prompt again, so it remembers answers, and would be slower on new "
-        "prompts. Do not use its figures. A method creates all state of a prompt in `start`."
+        "{label} remembers earlier answers: do not use its figures",
+        "{label} took other steps when it answered a prompt again. So it remembers answers, and would be slower on "
+        "new prompts. Do not use its figures; in the method, create all state of a prompt in `start`.",
     ),
     "drafts_foreseen": (
-        "{label} drafted {drafted:.0f} tokens a step and had {rate:.1%} of them accepted, as if it knew the answers. "
-        "Check that it does not read results or earlier answers."
+        "{label} had {rate:.0%} of its drafts accepted: check if it knows the answers",
+        "{label} drafted {drafted:.0f} tokens per step and {rate:.1%} of them were accepted, as if it knew the "
+        "answers. Check that it does not read results or earlier answers.",
     ),
     "carries_over": (
-        "{label} keeps state from prompt to prompt, so its speed depends on which prompts come before and in which "
-        "order. Say so where you quote it; memory=prompt has none."
+        "{label} keeps state between prompts: its speed depends on their order",
+        "{label} keeps state from prompt to prompt, so its speed depends on the prompts before and on their order. "
+        "Mention it where you quote the figure, or measure with memory=prompt.",
     ),
     "times_overlap": (
-        "{file}: {generations} generations took longer than the time until the next one started. A clock is wrong: do "
-        "not use these times, and measure again."
+        "{generations} generations overlap: a clock is wrong; measure again",
+        "{file}: {generations} generations took longer than the time until the next one started. A clock is wrong. "
+        "Do not use these times, and measure again.",
     ),
     "threads_left_running": (
-        "{file}: while the baseline decoded, the process used {cores:.1f} cores, but has {threads} threads. A method "
-        "left threads running, which slows the baseline. Stop them in the method and measure again."
+        "a method left threads running, which slow the baseline: stop them",
+        "{file}: while the baseline decoded, the process used {cores:.1f} cores, but has {threads} threads. A "
+        "method left threads running, which slows the baseline. Stop them in the method and measure again.",
     ),
     "baseline_waits": (
-        "{file}: while {baseline} decoded, the process computed for {share:.0%} of the time, and for {others:.0%} of "
-        "that of the methods. If something makes the baseline wait, all speed-ups are too high. Remove it and measure "
-        "again."
+        "{baseline} waited while it decoded, so speed-ups may be too high",
+        "{file}: while {baseline} decoded, the process computed for {share:.0%} of the time, and for {others:.0%} "
+        "of that of the methods. If something makes the baseline wait, all speed-ups are too high. Remove it and "
+        "measure again.",
     ),
     "output_length_differs": (
-        "{label} wrote {tokens} tokens, the baseline {baseline_tokens}. Part of its speed-up comes from the different "
-        "length: compare tokens/s and TPOT instead."
+        "{label} wrote {tokens} tokens, the baseline {baseline_tokens}: compare tokens/s",
+        "{label} wrote {tokens} tokens, the baseline {baseline_tokens}. Part of its speed-up comes from the "
+        "different length. Compare tokens/s and TPOT instead.",
     ),
     "no_loss_observed": (
-        "{label} lost none of {prompts} answers that can be checked. A loss of up to {possible:.0%} remains possible "
-        "(95% confidence): check more prompts to narrow it."
+        "{label}: no loss on {prompts} prompts, but up to {possible:.0%} is possible",
+        "{label} lost none of {prompts} answers that can be checked. A loss of up to {possible:.0%} remains "
+        "possible (95% confidence). Check more prompts to narrow it.",
     ),
     "generations_failed": (
+        "{label} failed on {generations} generations: fix the cause, run again",
         "{label} failed on {generations} generations in {mode} mode, first on {prompt}: {error}. They and their "
-        "counterparts are left out. Fix the cause and run again."
+        "counterparts are left out. Fix the cause and run again.",
     ),
     "verdict_unknown": (
-        "{label}: for {answers} of {generations} answers the check against the target failed. Their times count, but "
-        "no claim rests on them. Measure again with more free memory, or a smaller --max-new-tokens."
+        "{label}: {answers} of {generations} answers lack a verdict; measure again",
+        "{label}: for {answers} of {generations} answers the check against the target failed. Their times count, "
+        "but no claim rests on them. Measure again with more free memory, or a smaller --max-new-tokens.",
     ),
-    "rounds_disturbed": (
-        "{disturbed} of {rounds} rounds were disturbed, first {prompt} ({reason}). Their times are left out for all "
-        "methods. {repeated} of them were measured again."
-    ),
-    "scores_notice": "{notice}",
+    "scores_notice": ("{notice}", "{notice}"),
     "scores_left_out": (
+        "some scores are of other answers and are left out: run `benchctl judge`",
         "Scores are left out: {changed} of texts that differ from the answers here, {gone} of answers that are not "
-        "here, {elsewhere} of other methods or baselines. Judge these answers with `benchctl judge`."
+        "here, {elsewhere} of other methods or baselines. Judge these answers with `benchctl judge`.",
     ),
     "judge_incomplete": (
-        "{judge}: {unreadable} of {asked} replies could not be read, so {pairs} pairs have no verdict, and prompts of "
-        "{missing} were never judged. If these are hard ones, the rest is flattering. Judge the rest, with more "
-        "--tries where replies could not be read."
+        "{judge}: {unreadable} of {asked} replies unreadable, or not all judged",
+        "{judge}: {unreadable} of {asked} replies could not be read, so {pairs} pairs have no verdict. Prompts of "
+        "{missing} were never judged. If these are hard ones, the scores are too high. Judge the rest, with more "
+        "--tries where replies could not be read.",
     ),
     "judge_prompts_mixed": (
+        "{judge} used different prompts, so scores do not compare: judge again",
         "{judge} judged answers with different versions of its prompt, so its scores are not comparable. Judge all "
-        "answers with one of them, or keep the lines of one `template` in the scores file."
+        "answers with one of them, or keep the lines of one `template` in the scores file.",
     ),
     "judge_one_order": (
-        "{judge} saw each pair in one order, so its position bias is in its figures. Judge again with `benchctl judge`."
+        "{judge} saw each pair in one order: judge again with `benchctl judge`",
+        "{judge} saw each pair in one order, so its position bias is in its figures. Judge again with `benchctl "
+        "judge`.",
     ),
     "judge_blind": (
-        "{judge} prefers no answer to a different one, or none in both orders, so it has not shown that it can tell "
-        "answers apart. Judge with another model."
+        "{judge} does not distinguish answers: judge with another model",
+        "{judge} prefers no answer to a different one, or none in both orders. So it has not shown that it can "
+        "distinguish answers. Judge with another model.",
     ),
     "judge_position_bias": (
-        "{judge} prefers the {favoured} answer (significant for {labels}). Both orders cancel this in the mean only."
+        "{judge} prefers the {favoured} answer: do not use single verdicts",
+        "{judge} prefers the {favoured} answer (significant for {labels}). Both orders cancel this bias only in the "
+        "mean. Do not use single verdicts.",
     ),
     "judge_length_bias": (
-        "{judge} prefers the {favoured} answer (significant for {labels}). Compare with a judge of another kind."
+        "{judge} prefers the {favoured} answer: use another judge too",
+        "{judge} prefers the {favoured} answer (significant for {labels}), so its scores include a length bias. "
+        "Compare with a judge of another kind.",
     ),
-    "not_measured": "{label} was not measured: {reason}.",
-    "run_unfinished": "{file} has {finished} of {prompts} prompts complete. Continue its run with --resume.",
+    "not_measured": ("{label} was not measured: {reason}", "{label} was not measured: {reason}."),
+    "run_unfinished": (
+        "{finished} of {prompts} prompts complete: continue the run with --resume",
+        "{file} has {finished} of {prompts} prompts complete, so the figures may change. Continue its run with "
+        "--resume.",
+    ),
     "best_of_many_labels": (
+        "best of {labels} labels of {name}: overestimated; use new prompts",
         "The best of {labels} labels of {name} by the lower end of its interval is {label}: {speedup:.2f}x "
         "[{low:.2f}, {high:.2f}]; {slower} of the others are significantly slower. It was chosen on these prompts, "
-        "which overestimates it: measure it again on others."
+        "which overestimates it. Measure it again on others.",
     ),
     "few_prompts": (
-        "The figures rest on {count} {unit}, too few to represent a suite. Raise --limit to {limit} or more."
+        "only {count} {unit}: raise --limit to {limit} or more",
+        "The figures rest on {count} {unit}, too few to represent a suite. Raise --limit to {limit} or more.",
     ),
     "kl_incomplete": (
+        "{label}: KL covers {finite} of {answers} answers; do not compare it",
         "{label}: the mean KL covers {finite} of {answers} answers, and the others may be worse. It is infinite for "
-        "{infinite}; {unrepeated} were not repeated. Do not compare it between methods."
+        "{infinite}; {unrepeated} were not repeated. Do not compare it between methods.",
     ),
     "versions_differ": (
-        "The runs differ in {field}, which may be why their figures differ. Measure all with one version."
+        "the runs differ in {field}: measure all with one version",
+        "The runs differ in {field}, which may be why their figures differ. Measure all with one version.",
     ),
     "phases_incomplete": (
+        "{label}: phases come to {share:.0%} of step times: profile it again",
         "{label}: the phases of its steps come to {share:.1%} of the time of the steps, so they are not of these "
-        "steps. Profile it again."
+        "steps. Profile it again.",
     ),
     "embedded_sample": (
+        "embedded prompts are not the published ones: use --source published",
         "{suites}: the prompts are embedded samples in the style of the published ones. Do not quote the figures as "
-        "theirs; use --source published for that."
+        "theirs; use --source published for that.",
     ),
     "counts_reported": (
+        "file of an earlier version: steps are not counted; measure again",
         "{files}: an earlier version wrote this, so tokens per step, acceptance and depth are what the methods "
-        "reported. To have them counted, measure again."
+        "reported. To have them counted, measure again.",
+    ),
+    "rounds_disturbed": (
+        "{disturbed} of {rounds} rounds were disturbed; {repeated} were measured again",
+        "{disturbed} of {rounds} rounds were disturbed, first {prompt} ({reason}). Their times are left out for all "
+        "methods. {repeated} of them were measured again.",
     ),
     "machine_busy": (
+        "the machine was busy at the start (load {load:.1f}, {cores} cores): measure again",
         "{file}: the machine was busy at the start (load {load:.1f} on {cores} cores, {threads} needed), so times "
-        "include waiting. Stop other work and measure again."
+        "include waiting. Stop other work and measure again.",
     ),
     "waited_for_cores": (
+        "other processes used the cores {waited:.0%} of the time: stop them",
         "{file}: half of its generations waited at least {waited:.0%} of their time for a core that other processes "
-        "used. Stop other work and measure again."
+        "used. Stop other work and measure again.",
     ),
 }
 
@@ -189,7 +238,7 @@ def warnings(group: Group) -> tuple[Warning, ...]:
 
 
 def _warn(id: str, more: str = "", /, **values: object) -> Warning:
-    return Warning(id, _TEMPLATES[id] + more, values)
+    return Warning(id, _TEMPLATES[id][1] + more, values)
 
 
 def _of_group(group: Group) -> Iterator[Warning]:
@@ -235,6 +284,8 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             yield _warn("claim_broken", label=label, answers=answers)
         if label in group.remembering:
             yield _warn("remembers", label=label)
+        if group.is_impossibly_fast(label):
+            yield _warn("impossibly_fast", label=label)
         drafted, rate = _drafts(group.pairs(label))
         if drafted >= _LONG_DRAFTS and rate >= _FORESEEN and method.prompts >= _FEW_PROMPTS:
             yield _warn("drafts_foreseen", label=label, drafted=drafted, rate=rate)

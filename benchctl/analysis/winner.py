@@ -124,34 +124,12 @@ def best_labels(group: Group) -> Iterator[BestLabel]:
     for method in result.methods:
         if interval := method.estimate(SPEEDUP).interval:
             lows[method.label] = interval.low
-            by_name.setdefault(method.label_lines[0], []).append(method)
+            by_name.setdefault(method.label.partition("[")[0], []).append(method)
     for name, labels in by_name.items():
         unbeaten = [method for method in labels if not result.is_beaten(method, labels)]
         if len(labels) >= _FEWEST_LABELS and unbeaten:
             best = max(unbeaten, key=lambda method: lows[method.label])
             yield BestLabel(name, len(labels), best, sum((best.label, label.label) in result.beats for label in labels))
-
-
-def sentence(group: Group, winner: Winner) -> str:
-    """The winner in words, for a report."""
-    interval = winner.speedup.interval
-    ends = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
-    itself = winner.label == group.run.baseline
-    speed = "the baseline itself" if itself else f"{winner.speedup.value or 0:.2f}x{ends} over the baseline"
-    tied, unconfirmed = ", ".join(winner.tied), ", ".join(winner.unconfirmed)
-    sentences = [
-        f"Fastest of {winner.methods} methods that give the target's own answers: {winner.label}, {speed}.",
-        f"Not significantly slower: {tied}." if tied else "It is significantly faster than each of the others.",
-    ]
-    if winner.partly:
-        sentences.append("Where not all methods answered, two are compared on the prompts that both answered.")
-    if unconfirmed:
-        sentences.append(f"Not included, as some of their answers failed or have no verdict: {unconfirmed}.")
-    plural = "" if winner.pairs == 1 else "s"
-    sentences.append(f"(95% confidence, Holm's correction for {winner.pairs} pair{plural}.)")
-    if group.sessions == 1:
-        sentences.append("This holds for one session; measure with --sessions 3 to see whether it holds for others.")
-    return " ".join(sentences)
 
 
 def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:

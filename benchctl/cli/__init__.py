@@ -10,25 +10,34 @@ from benchctl import __version__
 from benchctl.errors import InvalidData, UserError
 
 # One line for each verb, which begins its docstring: `benchctl --help` imports no verb.
-VERBS = {
-    "demo": "Measure every method on embedded models and prompts",
-    "run": "Measure methods against the baseline",
-    "judge": "Let a judge score the answers in results files",
-    "compare": "Compare the methods in results files",
-    "gate": "Hold results to conditions",
-    "plot": "Draw one picture of results files",
-    "report": "Write one HTML page about results files",
-    "predict": "Predict each method's speed-up from its acceptance and its costs",
-    "validate": "Check every line of results files",
-    "import": "Read answers published by Spec-Bench, EAGLE, Medusa",
-    "train": "Train a draft model, or the modules of a method",
-    "doctor": "Examine this machine",
-    "verify": "Check what methods claim on your own model",
-    "list": "List the methods, the judges, the benches",
-    "completion": "Print the script that teaches a shell to complete",
+GROUPS = {
+    "Measure": {
+        "run": "Measure methods against the baseline",
+        "demo": "Measure every method on embedded models and prompts",
+    },
+    "Read": {
+        "compare": "Compare the methods in results files",
+        "plot": "Draw one picture of results files",
+        "report": "Write one HTML page about results files",
+    },
+    "Check": {
+        "doctor": "Check this machine, or what methods claim",
+        "gate": "Check results against conditions, for CI",
+    },
+    "More": {
+        "judge": "Let a judge score the answers in results files",
+        "train": "Train a draft model, or the modules of a method",
+        "import": "Read answers published by Spec-Bench, EAGLE, Medusa",
+        "predict": "Predict each method's speed-up from acceptance and costs",
+        "list": "List the methods, judges, suites or models",
+    },
 }
+_HIDDEN = {"completion": "Print the script that completes benchctl in a shell"}
+VERBS = {verb: line for verbs in (*GROUPS.values(), _HIDDEN) for verb, line in verbs.items()}
+_MOVED = {"verify": "doctor --method LABEL --model NAME|FOLDER|ID", "validate": "compare --check FILES"}
 # A verb named like a Python builtin has an underscore behind the name of its file and function.
 _SHADOWED = frozenset({"list"})
+OUT = "benchctl.out"  # key of a context: what a command with --resume writes
 WRONG_USAGE = 2
 INVALID_DATA = 3
 INTERRUPTED = 130
@@ -41,8 +50,16 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, f"{line}.") for verb, line in VERBS.items()])
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{verb:<8}", f"{line}.") for verb, line in verbs.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if new := _MOVED.get(args[0]):
+            raise UserError("verb_moved", f"`benchctl {args[0]}` is now `benchctl {new}`.")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
@@ -63,49 +80,39 @@ class _Verbs(click.Group):
             click.echo(f"Error: {error}", err=True)
             ctx.exit(INVALID_DATA if isinstance(error, InvalidData) else WRONG_USAGE)
         except KeyboardInterrupt:
-            verb = self.get_command(ctx, ctx.obj[0])
-            resumes = verb is not None and any(parameter.name == "resume" for parameter in verb.params)
-            advice = "--resume" if resumes else shlex.join(["benchctl", *ctx.obj])
-            click.echo(f"\nInterrupted. Everything written so far is kept. Continue with: {advice}", err=True)
+            command = shlex.join(["benchctl", *self._continuing(ctx)])
+            click.echo(f"\nInterrupted. Everything written so far is kept. Continue with:\n  {command}", err=True)
             ctx.exit(INTERRUPTED)
+
+    def _continuing(self, ctx: click.Context) -> list[str]:
+        """The words typed, and what makes them continue."""
+        words, out = list(ctx.obj), ctx.meta.get(OUT)
+        verb = self.get_command(ctx, words[0])
+        names = {each.name for each in verb.params} if verb else set()
+        if out is None or not (isinstance(verb, click.Group) or "resume" in names):
+            return words
+        if not any(word.partition("=")[0] == "--out" for word in words):
+            words += ["--out", str(out)]
+        return words if "--resume" in words else [*words, "--resume"]
 
 
 _MORE = """\b
-Exit codes:
-  0    success
-  1    finished, with a negative result: all generations failed, a gate or a
-       check failed, or --max-usd ended the judging
-  2    wrong usage, or another error that you can fix: the message says how
-  3    invalid data file
-  4    `gate`: the data cannot decide
-  130  interrupted; everything written is kept
+Exit codes: 0 success; 1 finished, with a negative result; 2 wrong usage, or
+another problem that you can fix; 3 invalid data; 4 `gate` cannot decide;
+130 interrupted, and everything written is kept.
 
 \b
 Environment:
-  OPENAI_API_KEY   the key of `judge`; --key-env names another variable
-  HF_HOME          folder of models from the hub; HF_TOKEN opens gated models,
-                   HF_HUB_OFFLINE=1 uses only models that are on this machine
-  BENCHCTL_DATA    folder with the published files of the prompt suites
-  BENCHCTL_CACHE   folder of fetched prompts; default: benchctl/ in
-                   XDG_CACHE_HOME or in ~/.cache
-  HTTPS_PROXY      or ALL_PROXY: proxy for the hub
-  NO_COLOR         turns colours off; they are off outside a terminal anyway
-  COLUMNS          width of tables; default: that of the terminal
-  RANK, WORLD_SIZE, LOCAL_RANK
-                   set by torchrun, for training in several processes
-  OMP_WAIT_POLICY  PASSIVE while training, unless it is set
+  BENCHCTL_DATA     folder with the published prompts of the suites
+  BENCHCTL_CACHE    folder of fetched prompts; default: in XDG_CACHE_HOME
+  OPENAI_API_KEY    key of `judge`
+  HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HTTPS_PROXY, ALL_PROXY
+                    models from the hub
+  RANK, WORLD_SIZE, LOCAL_RANK, OMP_WAIT_POLICY
+                    `train` in several processes
+  NO_COLOR, COLUMNS colours and width of tables
 
-\b
-Files:
-  results/*.jsonl         results: the settings, then a line per generation
-  results/*.scores.jsonl  judges' scores for the results of the same name
-  results/judge-cache/    judges' replies, so that no reply is paid for twice
-
-\b
-See also:
-  benchctl VERB --help        the options of a verb, with examples
-  benchctl list methods       the methods, with their options
-  benchctl completion --help  completion in bash, zsh and fish"""
+`benchctl VERB --help` has the options of a verb, with examples."""
 
 
 @click.group(
@@ -118,7 +125,7 @@ def main() -> None:
     \b
     Examples:
       benchctl demo
-      benchctl run --method two_model --method prompt_lookup --bench koala --out results/first.jsonl
+      benchctl run --method two_model --limit 10 --out results/first.jsonl
       benchctl compare results/first.jsonl
       benchctl plot --pareto results/first.jsonl --out pareto.png
     """

@@ -1,105 +1,198 @@
-"""`benchctl compare`: tables of the figures in results files."""
+"""`benchctl compare`: the figures in results files, the answer first, and whether files are valid."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from benchctl.cli import INVALID_DATA, WRONG_USAGE
 from benchctl.cli import completion as completing
 from benchctl.cli.options import options_from
-from benchctl.errors import UserError
+from benchctl.errors import InvalidData, UserError
 from benchctl.options import setting
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_OF_TABLES = ("full", "by_suite", "columns", "names")
 
 
 @dataclass(frozen=True)
 class _Options:
     """The options of `benchctl compare`."""
 
-    format: Literal["table", "brief", "md", "csv", "json"] = setting(
+    format: Literal["table", "md", "csv", "json", "tex"] = setting(
         "table",
-        "table: all tables for the terminal. brief: one table over all suites. md: Markdown. csv, json: every figure "
-        "with its interval, unrounded.",
+        "table: for the terminal. md: Markdown. tex: LaTeX with booktabs. csv, json: every figure with its interval, "
+        "unrounded.",
+        choices=("table", "md", "csv", "json", "tex", "brief"),  # brief gets an error of its own
+        metavar="[table|md|csv|json|tex]",
+    )
+    full: bool = setting(False, "Print all tables, full labels, and all warnings with their advice.")
+    by_suite: bool = setting(False, "Print figures for each suite, in addition to all suites together.")
+    columns: str = setting(
+        "", "Columns of the table, by their names in csv: speedup,block_efficiency,lossless.", metavar="NAME,NAME"
+    )
+    names: tuple[str, ...] = setting(
+        (),
+        "Print this name instead of a label. May be repeated.",
+        flags=("--name",),
+        metavar="LABEL=NAME",
+        completion="labels",
     )
     over: str | None = setting(
         None,
         "Use this method as the baseline for speed, exact match, acceptance and degeneration. Verdicts, token "
-        "agreement and the target's opinion of answers do not change.",
+        "agreement and target agreement do not change.",
         metavar="LABEL",
         completion="labels",
     )
     acceptance: bool = setting(
-        False, "Show only acceptance: of methods that draft, under all its names, by position and by tokens per step."
+        False, "Print only acceptance: under all its names, by position and by tokens per step, of methods that draft."
     )
     scores: tuple[str, ...] = setting(
         (),
-        "Further scores of these answers; those next to each of FILES are read anyway. May be repeated. Without "
-        "FILES: how far the judges of these scores agree.",
+        "More scores of these answers. Scores next to FILES are always read. May be repeated. Without FILES: print how "
+        "much the judges of these scores agree.",
         metavar="FILE",
         completion="files",
+    )
+    check: bool = setting(False, "Only check that every line of FILES, or of scores files, is valid.")
+    schema: Literal["results", "scores"] | None = setting(
+        None, "Print the JSON Schema of a line of a results file or of a scores file instead."
     )
 
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILES...", shell_complete=completing.files)
 @options_from(_Options, "options")
-def compare(options: _Options, files: tuple[str, ...]) -> None:
-    """Compare the methods in results files, each with the baseline of the same file.
+@click.pass_context
+def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
+    """Compare the methods in results files with the baseline of the same file.
 
-    Runs of the same target, prompts, settings and machine are pooled, each file being a session. Other runs are shown
-    as separate groups, with the setting that differs. Scores that `benchctl judge` wrote next to a file are included.
+    Runs of the same target, prompts, settings and machine are pooled; each file is a session. Other runs become groups
+    of their own, with the setting that differs.
 
-    Exit code: 0; 2 where runs cannot be compared, or for wrong usage; 3 for an invalid data file. `benchctl gate` holds
-    results to conditions.
+    Exit code: 0; 2 if runs cannot be compared, or for wrong usage; 3 for an invalid file. `benchctl gate` checks
+    results against conditions.
 
     \b
     Examples:
       benchctl compare results/first.jsonl
-      benchctl compare results/first.jsonl --format brief
-      benchctl compare 'results/*.jsonl' --format md > table.md
+      benchctl compare results/first.jsonl --full --by-suite
+      benchctl compare 'results/*.jsonl' --format tex --columns speedup,target_agreement,lossless > table.tex
+      benchctl compare results/first.jsonl --name two_model='Draft model' --format md
       benchctl compare results/first.jsonl --over 'two_model[draft_tokens=5]'
       benchctl compare results/first.jsonl --acceptance
       benchctl compare --scores results/first.scores.jsonl
+      benchctl compare --check 'results/*.jsonl'
+      benchctl compare --schema results > results.schema.json
     """
     _check_usage(files, options)
-    if not files:
+    if options.schema:
+        _print_schema(options.schema)
+    elif options.check:
+        context.exit(_check(files))
+    elif not files:
         _print_agreement(options)
+    else:
+        _print_comparison(files, options)
+
+
+def _check_usage(files: Sequence[str], options: _Options) -> None:
+    """Refuses options that need others, or that would have no effect with them."""
+    if str(options.format) == "brief":
+        raise click.UsageError("--format brief is now the default: leave it out. --full prints all tables.")
+    given = {name for name, value in vars(options).items() if value != getattr(_Options, name)}
+    for alone in {"check", "schema"} & given:
+        if given - {alone} or (alone == "schema" and files):
+            raise click.UsageError(f"--{alone} does not compare: leave the other options out.")
+    if options.schema:
         return
+    if not files and not options.scores:
+        raise click.UsageError("No files are named. Name results files, or use --scores alone.")
+    if not files and (given - {"scores", "format"} or options.format not in ("table", "json")):
+        raise click.UsageError("--scores without FILES prints how judges agree, as text or json: name FILES.")
+    unused = _OF_TABLES if options.format in ("csv", "json") else ("full", "columns") if options.acceptance else ()
+    for name in given & set(unused):
+        flag = {"names": "--name", "by_suite": "--by-suite"}.get(name, f"--{name}")
+        raise click.UsageError(f"{flag} does not change this output, which has everything: leave it out.")
+
+
+def _print_comparison(files: Sequence[str], options: _Options) -> None:
     from benchctl.analysis.comparison import compare as compare_runs
     from benchctl.analysis.comparison import over
-    from benchctl.analysis.tables.acceptance import render_acceptance
-    from benchctl.analysis.tables.text import render
+    from benchctl.analysis.tables.text import View, render, render_acceptance
     from benchctl.cli.options import check_comparable, print_warnings, read_files, read_scores
 
     scores, measured = read_scores(options.scores), read_files(files)
     groups = compare_runs([over(file, options.over) if options.over else file for file in measured], scores)
-    if options.acceptance:
-        click.echo(render_acceptance(groups, options.format))
-    else:
-        click.echo(render(groups, options.format, get_terminal_size().columns))
+    columns = tuple(filter(None, (name.strip() for name in options.columns.split(","))))
+    view = View(options.full, options.by_suite, columns, _names(options.names), get_terminal_size().columns)
+    click.echo((render_acceptance if options.acceptance else render)(groups, options.format, view))
+    if options.format == "table" and not options.full:
+        click.echo(f"more: {'' if options.acceptance else '--full, '}--by-suite, --format json")
     if options.format == "csv":
         print_warnings(groups)
     check_comparable(groups)  # after the tables, which show what differs
 
 
-def _check_usage(files: Sequence[str], options: _Options) -> None:
-    """Refuses options that need others, or that would have no effect with them."""
-    if not files:
-        if not options.scores:
-            raise click.UsageError("Name results files, or --scores alone.")
-        given = {name for name, value in vars(options).items() if value or (value == 0.0 and value is not False)}
-        if given - {"scores", "format"} or options.format in ("brief", "csv", "md"):
-            raise click.UsageError("--scores without FILES shows how judges agree, as text or json: name FILES.")
-    if options.acceptance and options.format == "brief":
-        raise click.UsageError("--acceptance has no brief form: leave one of the two out.")
+def _names(given: Sequence[str]) -> Mapping[str, str]:
+    """`LABEL=Name` by label, which may contain `=` too."""
+    names = {}
+    for text in given:
+        label, equals, name = text.rpartition("=")
+        if not (equals and label and name):
+            raise click.BadParameter(f"'{text}' is not LABEL=NAME.", param_hint="--name")
+        names[label] = name
+    return names
+
+
+def _check(files: Sequence[str]) -> int:
+    """Print what valid files contain, and the first wrong line of each other one; the exit code."""
+    from benchctl.cli.options import paths_of
+
+    codes = {0}
+    for path in paths_of(files):
+        try:
+            click.echo(_contents(path))
+        except UserError as error:
+            click.echo(f"Error: {error}", err=True)
+            codes.add(INVALID_DATA if isinstance(error, InvalidData) else WRONG_USAGE)
+    return max(codes)
+
+
+def _contents(path: Path) -> str:
+    """What a valid file contains. Raises UserError for any other."""
+    from benchctl.records.scores import is_scores, read_scores
+    from benchctl.records.writer import scan
+
+    if is_scores(path):
+        scores = read_scores(path)
+        judges = len({(score.judge, score.model) for score in scores.scores})
+        unreadable = sum(bool(score.unreadable) for score in scores.scores)
+        contents, notices = f"{len(scores.scores)} scores of {judges} judges, {unreadable} unreadable", scores.notices
+    else:
+        file = scan(path)
+        rows, labels, schema = sum(1 for _ in file.rows), len(file.run.methods), file.run.schema_version
+        contents, notices = f"{rows} generations, {labels} labels, schema {schema}", file.notices
+    return f"{path}: valid, {contents}." + "".join(f"\nNote: {notice}" for notice in notices)
+
+
+def _print_schema(kind: Literal["results", "scores"]) -> None:
+    from benchctl.records.schema import Row, Run, json_schema
+    from benchctl.records.scores import Score
+
+    click.echo(json_schema(*([Score] if kind == "scores" else [Run, Row])))
 
 
 def _print_agreement(options: _Options) -> None:
-    """How far judges agree, from their scores only."""
+    """How much judges agree, from their scores only."""
     from benchctl.analysis.judges.figures import agreements
     from benchctl.analysis.judges.judgements import from_scores
     from benchctl.analysis.tables.columns import agreement_sentence

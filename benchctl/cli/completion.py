@@ -54,10 +54,9 @@ VARIABLE = "_BENCHCTL_COMPLETE"  # read by click
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: Literal["bash", "zsh", "fish"]) -> None:
-    """Print the script that teaches a shell to complete benchctl's verbs, options and names.
+    """Print the script that completes benchctl in a shell: its verbs, options and names.
 
-    For bash and zsh add a line to ~/.bashrc or ~/.zshrc: eval "$(benchctl completion bash)". Fish reads it from a
-    file.
+    For bash or zsh, add this line to ~/.bashrc or ~/.zshrc: eval "$(benchctl completion bash)".
 
     \b
     Examples:

@@ -5,26 +5,23 @@ from __future__ import annotations
 import io
 import shlex
 from contextlib import redirect_stderr, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from benchctl.cli import INTERRUPTED
-from benchctl.cli.options import options_from
 from benchctl.errors import UserError
-from benchctl.measuring.settings import RunSettings
 
 TARGETS = ("ref-dense", "ref-moe")  # methods that load experts need the second
-BENCHES = ("koala", "self-instruct", "wizardlm", "tasks")  # without mt-bench, whose second turns cost time
-PROMPTS = 2  # of each bench
-_BRIEF = ("--source", "embedded", "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "1")
+SUITES = ("tasks", "wizardlm")  # texts that repeat their prompts, where drafting methods are at their best
+PROMPTS, EXPERT_PROMPTS = 9, 5  # of each suite
+_BRIEF = ("--source", "embedded", "--max-new-tokens", "48", "--repeats", "1", "--warm-up", "1")
 
 _ABOUT_EXPERTS = (
-    "Some methods need a mixture of experts. They keep a quarter of the experts in fast memory; their baseline keeps "
-    "all. These methods save memory, and their speed-up is the price."
+    "Now the methods for a mixture of experts. They keep a quarter of the experts in fast memory, the baseline all. "
+    "They save memory at the cost of speed."
 )
-_HONEST = "Few prompts, each timed once: intervals are wide. They hold for this machine and these small models."
+_HONEST = "The embedded models have 8.5 million parameters: they answer badly, and their speed-ups hold for them only."
 
 
 @click.command()
@@ -38,8 +35,7 @@ _HONEST = "Few prompts, each timed once: intervals are wide. They hold for this 
 def demo(context: click.Context, out: Path | None) -> None:
     """Measure every method on embedded models and prompts; show table, plot and report. No network, no GPU.
 
-    It takes about a minute on two cores. It uses `run`, `compare`, `plot` and `report`: the results files contain each
-    command, to be repeated with more prompts. Ctrl-C keeps what is measured.
+    It takes about a minute on two cores. It uses `run`, `compare`, `plot` and `report`. Ctrl-C keeps what is measured.
 
     \b
     Examples:
@@ -53,19 +49,18 @@ def demo(context: click.Context, out: Path | None) -> None:
     folder = out or Path("results") / f"demo-{utc_now():%Y%m%dT%H%M%S}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
-            "folder_not_empty", f"{folder}: is not an empty folder. Give another --out; a demo overwrites nothing."
+            "folder_not_empty",
+            f"{folder}: is not an empty folder, and the demo does not overwrite files. Give another --out.",
         )
     dense, experts = demo_labels()
     files = (folder / "methods.jsonl", folder / "experts.jsonl")
     try:
         click.echo(
-            "Measuring every method on a few prompts of each suite. Ctrl-C stops, and keeps what is measured.", err=True
+            f"Measuring every method on {PROMPTS} prompts of two suites. Ctrl-C stops and keeps the results.", err=True
         )
-        _measure(context, _arguments(dense, BENCHES, files[0]))
+        _verb(context, "run", *_arguments(dense, SUITES, PROMPTS, files[0]))
         click.echo(_ABOUT_EXPERTS, err=True)
-        _measure(context, _arguments(experts, BENCHES[:1], files[1], "--model", TARGETS[1], "--no-watch"))
-        for file in files:
-            _verb(context, "compare", str(file), "--format", "brief")
+        _verb(context, "run", *_arguments(experts, SUITES[:1], EXPERT_PROMPTS, files[1], "--model", TARGETS[1]))
         with redirect_stderr(io.StringIO()):  # the table shows the same warnings
             _verb(context, "plot", "--pareto", str(files[0]), "--out", str(folder / "pareto.png"))
         _verb(context, "report", *map(str, files), "--out", str(folder / "report.html"))
@@ -75,13 +70,12 @@ def demo(context: click.Context, out: Path | None) -> None:
         if kept:
             click.echo(f"Everything measured is kept. See it with:  benchctl compare {shlex.join(kept)}", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
-    click.echo(f"Results: {shlex.join(map(str, files))}")
     click.echo(f"Done in {clock() - started_s:.0f} s. {_HONEST}\n\nNext, after opening the report in a browser:")
     for command, what in (
-        (f"benchctl compare {shlex.quote(str(files[0]))}", "every figure, suite by suite"),
-        ("benchctl run --bench tasks --limit 40 --sessions 3", "more prompts, narrower intervals"),
-        ("benchctl run --model FOLDER --bench my_prompts.jsonl", "your model, your prompts"),
-        ("benchctl list methods", "what each method is, and its options"),
+        (f"benchctl compare {shlex.quote(str(files[0]))} --full --by-suite", "every figure, suite by suite"),
+        ("benchctl run --suite tasks --limit 40 --sessions 3", "more prompts, narrower intervals"),
+        ("benchctl run --model FOLDER --suite my_prompts.jsonl", "your model, your prompts"),
+        ("benchctl list methods", "the methods and their options"),
     ):
         click.echo(f"  {command}\n      {what}")
 
@@ -112,26 +106,13 @@ def demo_labels() -> list[tuple[str, ...]]:
     return of_targets
 
 
-def _arguments(methods: tuple[str, ...], benches: tuple[str, ...], out: Path, *more: str) -> tuple[str, ...]:
+def _arguments(
+    methods: tuple[str, ...], suites: tuple[str, ...], prompts: int, out: Path, *more: str
+) -> tuple[str, ...]:
     """The arguments of `benchctl run`."""
     labels = (word for label in methods for word in ("--method", label))
-    names = (word for bench in benches for word in ("--bench", bench))
-    return (*labels, *names, "--limit", str(PROMPTS), *_BRIEF, *more, "--out", str(out))
-
-
-@click.command("run")
-@options_from(RunSettings, "settings")
-def _run(settings: RunSettings) -> None:
-    """`benchctl run` without its final table."""
-    from benchctl.cli.run import measure
-
-    words = click.get_current_context().obj
-    measure(replace(settings, command=("benchctl", "run", *words)))
-
-
-def _measure(context: click.Context, words: tuple[str, ...]) -> None:
-    with _run.make_context("run", list(words), parent=context.parent, obj=words) as inner:
-        _run.invoke(inner)
+    names = (word for suite in suites for word in ("--suite", suite))
+    return (*labels, *names, "--limit", str(prompts), *_BRIEF, *more, "--out", str(out))
 
 
 def _verb(context: click.Context, name: str, *words: str) -> None:
@@ -140,7 +121,7 @@ def _verb(context: click.Context, name: str, *words: str) -> None:
     assert isinstance(group, click.Group)
     command = group.get_command(context, name)
     assert command is not None
-    with command.make_context(name, list(words), parent=context.parent) as inner:
+    with command.make_context(name, list(words), parent=context.parent, obj=[name, *words]) as inner:
         try:
             command.invoke(inner)
         except click.exceptions.Exit as end:

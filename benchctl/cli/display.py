@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.2  # of the bar
 LINE_S = 30.0  # between two lines away from a terminal
-_MOST_LINES = 20  # of a run: one for every 5%
 _ENOUGH = 3  # generations of this process before the time left is estimated
 _SHOWN_MEASURES = 13  # of a held-out set
 
@@ -32,7 +31,12 @@ class _Display:
     """A bar on stderr while it is entered, in a terminal only, and lines above it."""
 
     def __init__(
-        self, *columns: bars.ProgressColumn, task: str = "", console: Console | None = None, draws_itself: bool = True
+        self,
+        *columns: bars.ProgressColumn,
+        task: str = "",
+        console: Console | None = None,
+        clock: Callable[[], float] | None = None,
+        draws_itself: bool = True,
     ) -> None:
         self._console = console or Console(stderr=True)
         self._terminal = self._console.is_terminal
@@ -46,6 +50,8 @@ class _Display:
             disable=not self._terminal,
         )
         self._task = self._bars.add_task(task, total=None)
+        self._clock = clock or Clock()
+        self._line_s = self._clock()
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -58,6 +64,12 @@ class _Display:
         """A line of its own above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def _line(self, *parts: str) -> None:
+        """Outside a terminal a line at most every 30 s."""
+        if not self._terminal and self._clock() - self._line_s >= LINE_S:
+            self._line_s = self._clock()
+            self.notice("; ".join(filter(None, parts)))
+
 
 class RunDisplay(_Display):
     """Called with every event of a run.
@@ -67,10 +79,8 @@ class RunDisplay(_Display):
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] | None = None) -> None:
         columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
-        super().__init__(*columns, task="loading models", console=console, draws_itself=False)
-        self._clock = clock or Clock()
+        super().__init__(*columns, task="loading models", console=console, clock=clock, draws_itself=False)
         self._shown_s = float("-inf")
-        self._shown_done = 0
         self._start: tuple[float, int] | None = None  # seconds, and generations that earlier processes measured
 
     def __call__(self, event: Notice | Progress) -> None:
@@ -83,7 +93,8 @@ class RunDisplay(_Display):
         if self._terminal:
             self._draw(event, now_s)
         elif not event.warm_up:
-            self._print_line(event, now_s)
+            share = f"{event.done / event.total:.0%} ({event.done} of {event.total} generations)"
+            self._line(share, self._left(event, now_s), _describe_speedups(event.speedups))
 
     def begin(self, checked: CheckedRun) -> None:
         """One line: what will be measured, on which machine, and the results file."""
@@ -102,13 +113,13 @@ class RunDisplay(_Display):
         """One line: how much was measured, how long it took, and which share of the time was the harness."""
         self._bars.stop()
         parts = [f"{summary.measured} generations measured in {summary.wall_s:.0f} s"]
-        parts += [f"{summary.recalled} were in the file before"] if summary.recalled else []
-        parts += [f"{summary.failed} FAILED: see `error` in their rows"] if summary.failed else []
-        parts += [f"{summary.marked} rounds disturbed: see `invalid` in their rows"] if summary.marked else []
-        parts += [f"{summary.lost} rounds stayed disturbed in every retry"] if summary.lost else []
+        parts += [f"{summary.recalled} already in the file"] if summary.recalled else []
+        parts += [f"{summary.failed} FAILED (see `error` in the file)"] if summary.failed else []
+        parts += [f"{summary.marked} rounds disturbed (see `invalid` in the file)"] if summary.marked else []
+        parts += [f"{summary.lost} rounds disturbed in every retry"] if summary.lost else []
         if summary.measured:
-            parts.append(f"{summary.warm_up_rounds} warm-up rounds")
-            parts.append(f"{summary.harness_share:.1%} of the time outside steps")
+            parts.append(f"{summary.warm_up_rounds} warm-up round{'s' * (summary.warm_up_rounds != 1)}")
+            parts.append(f"benchctl itself took {summary.harness_share:.1%} of the time")
         self.notice("; ".join(parts) + ".")
 
     def _draw(self, progress: Progress, now_s: float) -> None:
@@ -118,18 +129,6 @@ class RunDisplay(_Display):
         if now_s - self._shown_s >= REFRESH_S:
             self._shown_s = now_s
             self._bars.refresh()
-
-    def _print_line(self, progress: Progress, now_s: float) -> None:
-        """At most every 30 s, or 5% of the run, whichever comes later; nothing in a run that is over before."""
-        if self._shown_s == float("-inf"):
-            self._shown_s, self._shown_done = now_s, progress.done
-        done = progress.done - self._shown_done
-        if now_s - self._shown_s < LINE_S or done * _MOST_LINES < progress.total:
-            return
-        self._shown_s, self._shown_done = now_s, progress.done
-        parts = filter(None, (self._left(progress, now_s), _describe_speedups(progress.speedups)))
-        share = f"{progress.done / progress.total:.0%}"
-        self.notice("; ".join((f"{share} ({progress.done} of {progress.total} generations)", *parts)))
 
     def _left(self, progress: Progress, now_s: float) -> str:
         """The time left by the pace of this process, or nothing before there is one."""
@@ -164,24 +163,25 @@ class JudgeDisplay(_Display):
 
     def __call__(self, done: Judged) -> None:
         if not self._begun:
-            # What was there before took this judging no time, and must not enter the estimate of the time left.
+            # Judgements already in the file took no time: they must not enter the estimate of the time left.
             self._bars.reset(self._task, total=done.total, completed=done.done)
             self._begun = True
         self._bars.update(self._task, completed=done.done, description=money(done.spent))
+        self._line(f"{done.done} of {done.total} judgements", money(done.spent))
 
 
 def money(spent: Spent) -> str:
-    """What was spent, in words: `$0.0123`, or tokens where nobody knows the price."""
+    """The cost: `$0.0123 spent`, or tokens if the price is unknown."""
     if not spent.prompt_tokens or spent.usd == 0:
         return "nothing spent"
     if spent.usd is None:
         return f"{spent.prompt_tokens + spent.reply_tokens:,} tokens at an unknown price"
-    doubt = f", ${spent.doubtful_usd:.4f} of it an upper bound" if spent.doubtful_usd else ""
+    doubt = f", of which ${spent.doubtful_usd:.4f} is an upper bound" if spent.doubtful_usd else ""
     return f"${spent.usd:.4f} spent{doubt}"
 
 
 def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
-    """What a judging would do and cost; `price_source` is "" for a judge that sends no bills."""
+    """What a judging would do and cost; `price_source` is "" for a judge without cost."""
     usage = forecast.usage
     cost = "the price is unknown: give --price-in and --price-out" if forecast.usd is None else ""
     cost = cost if price_source and forecast.questions else "nothing"
@@ -193,11 +193,13 @@ def describe_forecast(forecast: Forecast, judge: str, price_source: str) -> str:
     ]
     if price_source and forecast.most_usd:
         lines.append(
-            f"At most ${forecast.most_usd:.4f} if every reply is as long as it may be and nothing is sent twice: "
-            "--max-usd of this much leaves no question out."
+            f"At most ${forecast.most_usd:.4f}, if every reply has the largest length and no request is repeated. "
+            "Use this as --max-usd to ask all questions."
         )
     if forecast.too_long:
-        lines.append(f"{forecast.too_long} questions are too long for the judge and will be left out.")
+        lines.append(
+            f"{forecast.too_long} questions are too long for the judge and are left out. Use one with more context."
+        )
     return "\n".join(lines + _lacking(forecast.left_out))
 
 
@@ -207,47 +209,45 @@ def describe_summary(summary: Summary, judge: str) -> str:
     lines = [f"{judge}: {summary.written} of {summary.judgements} judgements written{parts}; {money(summary.spent)}."]
     if summary.unreadable:
         lines.append(
-            f"{summary.unreadable} have no scores, for no reply could be read: see `unreadable` in them. More --tries "
-            "ask for them again."
+            f"{summary.unreadable} have no scores, because no reply could be read (`unreadable` in the file). Judge "
+            "again with more --tries."
         )
     if summary.unasked:
-        lines.append(f"{summary.unasked} were left: --max-usd has no room for them. Judge again with more.")
+        lines.append(f"{summary.unasked} were not judged, because of --max-usd. Judge again with a higher one.")
     if summary.too_long:
         lines.append(
-            f"{summary.too_long} were not made: their questions are too long for the judge. Take a judge of longer "
-            "context."
+            f"{summary.too_long} were not judged, because their questions are too long. Use a judge with more context."
         )
     return "\n".join(lines + _lacking(summary.left_out))
 
 
 def _parts(stored: int, ties: int, recalled: int) -> str:
-    """Of these judgements, how many cost nothing, and why."""
-    parts = [f", {stored} were there before"] if stored else []
-    parts += [f", {ties} of equal answers, which tie"] if ties else []
-    parts += [f", {recalled} of replies that were there or are shared"] if recalled else []
+    """How many of these judgements cost nothing, and why."""
+    parts = [f", {stored} already in the file"] if stored else []
+    parts += [f", {ties} ties of equal answers"] if ties else []
+    parts += [f", {recalled} from kept or shared replies"] if recalled else []
     return "".join(parts)
 
 
 def _lacking(left_out: Mapping[str, int]) -> list[str]:
-    return [f"{count} answers are left out: they lack {what}." for what, count in left_out.items()]
+    return [f"{count} answers are left out, because they lack {what}." for what, count in left_out.items()]
 
 
 class TrainingDisplay(_Display):
-    """A training: elsewhere than in a terminal a line every half minute, and nothing in a process not to be `shown`."""
+    """Progress of a training; nothing in a process that is not to be `shown`."""
 
     def __init__(self, clock: Callable[[], float], shown: bool = True, console: Console | None = None) -> None:
-        super().__init__(bars.BarColumn(), bars.TimeElapsedColumn(), task="reading", console=console)
-        self._clock = clock
+        super().__init__(bars.BarColumn(), bars.TimeElapsedColumn(), task="reading", console=console, clock=clock)
+        self._line_s = float("-inf")  # the first line comes at once
         self._shown = shown
         self._bars.disable = not (shown and self._terminal)
-        self._last_line_s = float("-inf")
 
     def notice(self, text: str) -> None:
         if self._shown:
             super().notice(text)
 
     def progress(self, progress: Trained) -> None:
-        """After a step: loss, speed, time left, and a line for each held-out set with its first dozen of measures."""
+        """After a step: loss, speed, time left, and a line for each held-out set with its first measures."""
         left_s = progress.elapsed_s * (1 - progress.progress) / max(progress.progress, 1e-9)
         self._show(
             f"step {progress.step}  {progress.progress:.1%}  loss {progress.loss:.3f}  "
@@ -266,6 +266,4 @@ class TrainingDisplay(_Display):
 
     def _show(self, text: str, share: float) -> None:
         self._bars.update(self._task, total=1.0, completed=share, description=text)
-        if not self._terminal and self._clock() - self._last_line_s >= LINE_S:
-            self.notice(text)
-            self._last_line_s = self._clock()
+        self._line(text)

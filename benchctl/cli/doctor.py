@@ -7,13 +7,14 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli.options import options_from
+from benchctl.cli.options import given, options_from
+from benchctl.measuring.settings import BENCH_FLAGS, BENCHES_HELP, DRAFT_HELP
 from benchctl.options import setting
 
 if TYPE_CHECKING:
@@ -26,76 +27,148 @@ _RIGHT, _TOO_OFTEN = 0.05, 0.10  # false-positive rates
 
 
 @dataclass(frozen=True)
+class _OwnModel:
+    """The options of the checks on a user's own model."""
+
+    draft_model: str = setting("", DRAFT_HELP, metavar="NAME|FOLDER|ID", completion="models")
+    suites: tuple[str, ...] = setting(
+        ("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE", completion="benches"
+    )
+    limit: int = setting(3, "The first N prompts of each suite; of several turns the first.", metavar="N", least=1)
+    max_new_tokens: int = setting(48, "Longest answer, in tokens.", metavar="N", least=1)
+    draws: int = setting(
+        10_000,
+        "Short answers to draw for the test of frequencies; 0 leaves it out. 500, or one in 20, are decoded; the "
+        "others follow from the numbers drawn. More find smaller deviations.",
+        metavar="N",
+        least=0,
+    )
+
+
+@dataclass(frozen=True)
 class _Options:
     """The options of `benchctl doctor`."""
 
     methods: tuple[str, ...] = setting(
         (),
-        "Hold a method to what it claims instead, built in or of another distribution, perhaps with options: "
-        "two_model[draft_tokens=5]. May be repeated. `all` is every built-in one.",
+        "Check what this method claims, instead of the machine: two_model[draft_tokens=5]. On tiny random models, or "
+        "with --model on that model. May be repeated. `all`: every built-in method.",
         flags=("--method", "-m"),
         metavar="LABEL",
         completion="labels",
     )
-    aa: bool = setting(False, "Compare the baseline with itself instead: in FILES, or in a small run.")
-    threads: int = setting(1, "CPU threads of torch.", least=1)
-    device: str = setting("auto", "What to examine; auto: a GPU where there is one.", choices=("auto", "cpu", "cuda"))
+    aa: bool = setting(False, "Compare the baseline with itself: in FILES, or in a small run.")
     model: str = setting(
-        "", "Target of the small run.  [default: embedded]", metavar="NAME|FOLDER|ID", completion="models"
+        "",
+        "Target of --method, in float64, or of the small run of --aa.",
+        metavar="NAME|FOLDER|ID",
+        completion="models",
     )
+    own: _OwnModel = field(default_factory=_OwnModel)
+    threads: int = setting(1, "CPU threads of torch.", least=1)
+    device: str = setting("auto", "Where to run; auto: a GPU if there is one.", choices=("auto", "cpu", "cuda"))
     out: Path | None = setting(
         None, "Results file of the small run.  [default: results/aa-<time>.jsonl]", metavar="FILE"
     )
-    as_json: bool = setting(False, "Print JSON, for programs.", flags=("--json",))
+    as_json: bool = setting(False, "Print JSON.", flags=("--json",))
 
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="[FILES]...", type=click.Path(path_type=Path))
 @options_from(_Options, "options")
-def doctor(options: _Options, files: tuple[Path, ...]) -> None:
-    """Examine this machine: its facts, a sentinel kernel, memory bandwidth, and what to improve.
+@click.pass_context
+def doctor(context: click.Context, options: _Options, files: tuple[Path, ...]) -> None:
+    """Check this machine, or what methods claim.
 
-    With --aa, compare the baseline with itself: the false-positive rate (5% is expected), and the smallest effect that
-    is detected with 80% power.
+    Without options: the machine's facts, speed and memory bandwidth, and what to improve.
 
-    With --method, hold methods to what they claim: answers, counts, limits, stop tokens, isolation, cache,
-    determinism. It takes about 15 seconds per method, on tiny random targets in float64, a Llama-like one and a mixture
-    of experts; it needs no model and no network.
+    With --aa: the baseline against itself, with the false-positive rate, which should be 5%, and the smallest effect
+    that is detected with 80% power.
 
-    Exit code: 0, 1 where a check of --method fails, 2 where it cannot be done, 3 for FILES that hold what cannot be
-    true.
+    With --method: the checks of a method on tiny random models. Plug-ins need to pass them.
+
+    With --method and --model: the method on that model, in float64, which takes eight bytes per parameter. Greedy
+    answers must equal the baseline's. Each step must follow from the text before it. Short sampled answers must have
+    the target's distribution, exactly and in the frequencies of real draws.
+
+    Exit code: 0; 1 if a check fails; 2 for wrong usage; 3 for an invalid data file.
 
     \b
     Examples:
-      benchctl doctor --threads 2
-      benchctl doctor --aa --out results/aa.jsonl
+      benchctl doctor
+      benchctl doctor --threads 2 --device cpu
       benchctl doctor --aa results/first.jsonl
       benchctl doctor --method two_model --method m2r2_dynamic
-      benchctl doctor --method all --json
+      benchctl doctor --method two_model --model my_models/target --draft-model my_models/draft --limit 5
     """
-    if options.methods and (options.aa or files):
-        raise click.UsageError("--method examines methods, --aa and FILES the baseline's noise: give one of them.")
-    if (files or options.model or options.out) and not options.aa:
-        raise click.UsageError("FILES, --model and --out are for --aa: add it, or leave them out.")
-    if files and (options.model or options.out):
-        raise click.UsageError("--model and --out are for the small run: leave them out, or the FILES.")
+    _check_usage(context, options, files)
     if options.methods:
-        from benchctl.conformance.checks import WHAT, examine
-        from benchctl.registry import build, parse_label, split_labels
-
-        labels = split_labels(options.methods)
-        for label in labels:
-            build(label)  # an impossible label is refused before the first minute is spent
-        findings = ((label, _noted(parse_label(label).name, examine(label))) for label in labels)
-        print_findings(findings, WHAT, options.as_json)
+        findings, what = _on_own_model(options) if options.model else _on_random_models(options.methods)
+        print_findings(findings, what, options.as_json)
     elif options.aa:
         _compare_with_itself(files or (_measure_baseline(options),), options.as_json)
     else:
         _examine_machine(options)
 
 
+def _check_usage(context: click.Context, options: _Options, files: Sequence[Path]) -> None:
+    """Refuses options that would have no effect."""
+    if options.methods and (options.aa or files or options.out):
+        raise click.UsageError("--method checks methods; --aa, FILES and --out check the machine. Use one of the two.")
+    if (files or options.out) and not options.aa:
+        raise click.UsageError("FILES and --out are for --aa. Add it, or leave them out.")
+    if options.model and not (options.methods or options.aa):
+        raise click.UsageError("--model is for --method or --aa. Add one of them, or leave it out.")
+    if files and (options.model or options.out):
+        raise click.UsageError("--model and --out are for the small run. Leave them out, or the FILES.")
+    own = {each.name for each in fields(_OwnModel)}
+    flags = [each.opts[0] for each in given(context) if each.name in own]
+    if flags and not (options.methods and options.model):
+        raise click.UsageError(f"{flags[0]} is for --method with --model. Add both, or leave it out.")
+
+
+Findings = Iterable[tuple[str, Iterable["Finding"]]]
+
+
+def _on_random_models(methods: Sequence[str]) -> tuple[Findings, Mapping[str, str]]:
+    """The findings on each method, and what passes each check."""
+    from benchctl.conformance.checks import WHAT, examine
+    from benchctl.registry import build, parse_label, split_labels
+
+    labels = split_labels(methods)
+    for label in labels:
+        build(label)  # an impossible label is refused before the first minute is spent
+    return ((label, _noted(parse_label(label).name, examine(label))) for label in labels), WHAT
+
+
+def _on_own_model(options: _Options) -> tuple[Findings, Mapping[str, str]]:
+    from benchctl.conformance.own_model import WHAT, Case, verify
+    from benchctl.measuring.run import prepare_own_model
+    from benchctl.measuring.settings import ModelSettings, PromptSettings
+
+    asked = options.own
+    own = prepare_own_model(
+        options.methods,
+        PromptSettings(asked.suites, asked.limit),
+        ModelSettings(options.model, asked.draft_model, "float64", options.device, options.threads),
+        lambda notice: click.echo(f"Note: {notice}", err=True),
+    )
+
+    def findings() -> Iterator[tuple[str, Iterator[Finding]]]:
+        """The findings on each method, except those that `all` includes and that cannot run here."""
+        for choice in own.choices:
+            if choice.unsupported:
+                click.echo(f"Note: {choice.label} cannot run here: {choice.unsupported}.", err=True)
+                continue
+            new_tokens, draws = asked.max_new_tokens, asked.draws
+            case = Case(choice.label, choice.method, own.target, own.drafts(choice), own.prompts, new_tokens, draws)
+            yield choice.label, verify(case, Path(own.name).name)
+
+    return findings(), WHAT
+
+
 def _noted(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings on a method; what came of all of them is kept for `benchctl run`."""
+    """The findings on a method; whether all passed is kept for `benchctl run`."""
     from benchctl.registry import SHIPPED, note_examined
 
     passed = True
@@ -146,7 +219,7 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
     yield "measured on", threads if examination.device == "cpu" else examination.device
     yield (
         "sentinel",
-        f"{examination.sentinel_s * 1e6:.1f} us a product, the slowest twentieth {seen.sentinel_spread:.0%} longer",
+        f"{examination.sentinel_s * 1e6:.1f} us per product; the slowest 5% took {seen.sentinel_spread:.0%} longer",
     )
     yield "memory bandwidth", f"{examination.memory_bandwidth_mb_s / 1e3:.1f} GB/s"
     if seen.foreign_cores is not None:
@@ -186,19 +259,17 @@ def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
     click.echo(
         f"{comparison.baseline} against itself: {comparison.prompts} prompts, {comparison.repeats} repeats, sessions: "
         f"{comparison.sessions}; {comparison.splits} splits into equal arms.\n"
-        f"  called different           {comparison.false_positive_rate:.1%} of them ({_RIGHT:.0%} is right)\n"
-        f"  least detectable effect    {comparison.minimum_detectable_effect:.2%}"
+        f"  false-positive rate          {comparison.false_positive_rate:.1%} (expected: {_RIGHT:.0%})\n"
+        f"  minimum detectable effect    {comparison.minimum_detectable_effect:.2%}"
     )
     if comparison.false_positive_rate > _TOO_OFTEN:
-        click.echo(
-            "Intervals are too narrow here: measure more prompts, and several --sessions, before you believe one."
-        )
+        click.echo("Intervals are too narrow on this machine. Measure more prompts, and use --sessions 3.")
 
 
-def print_findings(methods: Iterable[tuple[str, Iterable[Finding]]], what: Mapping[str, str], as_json: bool) -> None:
-    """Print each label and a line for each of its findings as it is made, then their sum; or all as JSON.
+def print_findings(methods: Findings, what: Mapping[str, str], as_json: bool) -> None:
+    """Print each label, a line for each of its findings as it is made, and the counts; or all as JSON.
 
-    `what` says of each check what passes it. Exits with 1 where a check fails.
+    `what` describes what passes each check. Exits with 1 if a check fails.
     """
     all_findings: list[Finding] = []
     for label, findings in methods:
@@ -218,12 +289,12 @@ def print_findings(methods: Iterable[tuple[str, Iterable[Finding]]], what: Mappi
 
 
 def _print_finding(finding: Finding, what: str) -> None:
-    """Verdict, check and target; what is wrong and what to do about it, folded where it is long."""
+    """Verdict, check and target; for a failure what is wrong and what to do."""
     head = f"  {finding.verdict}  {finding.check:<11}  {finding.target:<7}  "
     text = what + (f": {finding.detail}" if finding.detail else "")
     if finding.verdict == "skip":
         text = finding.detail
     if finding.verdict == "fail":
-        text = f"expected {finding.expected}; seen: {finding.seen}. To do: {finding.action}."
+        text = f"expected {finding.expected}; found {finding.seen}. To do: {finding.action}."
     indent = " " * len(head)
     click.echo(textwrap.fill(text, _WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False))

@@ -1,4 +1,4 @@
-"""`benchctl gate`: holds results to conditions, by its exit code."""
+"""`benchctl gate`: checks results against conditions, for CI."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Options:
 
     previous: tuple[str, ...] = setting(
         (),
-        "Results of an earlier run, to whose speed these are held. Repeat it for further sessions.",
+        "Results of an earlier run, with which speed is compared. Repeat it for more sessions.",
         flags=("--previous", "-p"),
         metavar="FILE",
         completion="files",
@@ -52,27 +52,27 @@ class _Options:
     )
     require: Literal["identical", "tie", "numeric", "lossless"] | None = setting(
         None,
-        "Every method answered all prompts, all with this verdict or a stricter one. lossless: only methods that claim "
-        "the target's own answers are held to it.",
+        "All methods must have answered all prompts with this verdict or a stricter one. lossless: only methods that "
+        "claim the target's own answers must.",
     )
     quality: float | None = setting(
         None,
-        "Every judge that gave points shows each method to be at most POINTS worse than the baseline: the interval of "
-        "the mean difference lies above minus POINTS, on at least 10 prompts, with every turn judged in both orders.",
+        "Every judge with points must show that each method is at most POINTS worse than the baseline: the interval of "
+        "the mean difference lies above -POINTS, on at least 10 prompts, with every turn judged in both orders.",
         flags=("--require-quality",),
         metavar="POINTS",
         least=0,
     )
     scores: tuple[str, ...] = setting(
         (),
-        "Further scores of these answers; those next to each of FILES are read anyway. May be repeated.",
+        "More scores of these answers. Scores next to FILES are always read. May be repeated.",
         metavar="FILE",
         completion="files",
     )
     format: Literal["text", "json", "github", "junit"] = setting(
-        "text", "text: a line per label. github: annotations of GitHub Actions. junit: XML, as CI servers read it."
+        "text", "text: a line per label. github: annotations for GitHub Actions. junit: XML for CI servers."
     )
-    out: Path | None = setting(None, "Write the result into this file instead.", metavar="FILE")
+    out: Path | None = setting(None, "Write the result to this file instead.", metavar="FILE")
 
 
 @click.command()
@@ -80,12 +80,12 @@ class _Options:
 @options_from(_Options, "options")
 @click.pass_context
 def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
-    """Hold results to conditions: claims that are true, answers that are as good, speed that did not fall.
+    """Check results against conditions, for CI: true claims, answers as good as before, speed that did not fall.
 
-    A claim that the answers contradict always fails. Speed is compared on the prompts that both runs have.
+    A method whose answers contradict its claim always fails. Speed is compared on the prompts that both runs have.
 
-    Exit code: 0 passed, 1 failed, 4 inconclusive (the data cannot show a change of the size that matters; the line says
-    how many prompts would), 2 wrong usage, 3 runs that cannot be compared, or an invalid data file.
+    Exit code: 0 passed; 1 failed; 4 inconclusive, with the number of prompts that would decide; 2 wrong usage; 3 for
+    runs that cannot be compared, or an invalid data file.
 
     \b
     Examples:
@@ -98,7 +98,7 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
     from benchctl.analysis.gate import Conditions, check
 
     if not (options.previous or options.require or options.quality is not None):
-        raise click.UsageError("Name a condition: --previous FILE, --require, or --require-quality POINTS.")
+        raise click.UsageError("No condition is given. Use --previous FILE, --require, or --require-quality POINTS.")
     groups = compare(read_files(files), read_scores(options.scores))
     check_comparable(groups, InvalidData)
     earlier = compare(read_files(options.previous)) if options.previous else ()

@@ -24,25 +24,28 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", *FORMATS]),
     default="auto",
     show_default=True,
-    help="What wrote the files; auto recognises it by their fields.",
+    help="Program that wrote the files; auto: recognised by their fields.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Results file to write.")
-@click.option("--baseline", default="", metavar="LABEL", help="What times are compared with. Default: the first label.")
+@click.option(
+    "--baseline", default="", metavar="LABEL", help="Label that times are compared with.  [default: the first]"
+)
 @click.option(
     "--target",
     default="",
     metavar="NAME",
-    help="Name of the target, which the files lack. Two imports without it are comparable only if their "
+    help="Name of the target, which the files do not contain. Without it, two imports are comparable only if their "
     "baselines have the same model_id.",
 )
-@click.option("--suite", default="", metavar="NAME", help="Name of the prompts. Default: by the ids of the questions.")
+@click.option(
+    "--suite", default="", metavar="NAME", help="Name of the prompts.  [default: by the ids of the questions]"
+)
 def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: str, target: str, suite: str) -> None:
     """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat, and FastChat's judgements of answers.
 
-    Tokens and steps are counted in the same way for every label, baseline included, and times are summed. What the
-    files lack (token ids, machine, verdicts) stays unknown. Each file is a session; files with the same LABEL are
-    sessions of one method. The default LABEL is the file's model_id. Judgements, of one answer or of two, become a file
-    of scores next to --out, where compare finds them.
+    The files have no token ids, machine or verdicts, so these stay unknown. Each file is a session; files with the same
+    LABEL are sessions of one method. The default LABEL is the file's model_id. Judgements become a file of scores next
+    to --out, which `compare` reads.
 
     \b
     Examples:

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 UNFINISHED = 1
 KEY_ENV = "OPENAI_API_KEY"
-BASE_URL_HELP = (
-    "Server of gpt that speaks OpenAI's interface, such as http://localhost:8000/v1.  [default: OpenAI's own]"
-)
-MAX_USD_HELP = "Send nothing that could bring what is spent above X."
+BASE_URL_HELP = "Server with OpenAI's interface for gpt, such as http://localhost:8000/v1.  [default: OpenAI's own]"
+MAX_USD_HELP = "Send no request that could raise the cost above X."
 CACHE = "judge-cache"
 _OF_PAID = ("base_url", "key_env", "max_usd", "price_in", "price_out")
 _OF_ASKED = ("repeats", "tries", "concurrency", "cache")
@@ -49,51 +47,53 @@ class JudgeOptions:
 
     judge: str | None = setting(
         None,
-        "Judge, perhaps with options: gpt[protocol=single] (see `benchctl list judges`).  [default: gpt where a key is "
-        "set or --model given, else likelihood]",
+        "Judge, with or without options: gpt[protocol=single] (see `benchctl list judges`).  [default: gpt if a key "
+        "or --model is given, else likelihood]",
         metavar="LABEL",
         completion="judges",
     )
-    model: str = setting("", "The judge's model; the same as its option `model`.", metavar="NAME")
+    model: str = setting("", "Model of the judge, the same as its option `model`.", metavar="NAME")
     base_url: str = setting("", BASE_URL_HELP, metavar="URL")
-    key_env: str = setting(KEY_ENV, "Environment variable with the key of gpt. It is written nowhere.", metavar="NAME")
+    key_env: str = setting(
+        KEY_ENV, "Environment variable with the key of gpt. The key is never written.", metavar="NAME"
+    )
     baseline_label: str = setting(
-        "", "Whose answers to compare the others with.  [default: the run's baseline]", metavar="LABEL"
+        "", "Label whose answers the others are compared with.  [default: the run's baseline]", metavar="LABEL"
     )
     repeats: int = setting(
         1,
-        "Ask everything K times, to see how far the judge agrees with itself; at temperature 0 its replies are mostly "
-        "the same.",
+        "Ask each question K times, to measure how much the judge agrees with itself. At temperature 0 most replies "
+        "are the same.",
         metavar="K",
         least=1,
     )
     tries: int = setting(
         3,
-        "How often to ask until a reply can be read. An unreadable reply is counted, and never scored. With more tries "
-        "than last time it is asked again.",
+        "Most requests per question until a reply can be read. Unreadable replies are counted, never scored. A "
+        "higher number than last time asks again.",
         least=1,
     )
     max_usd: float | None = setting(None, MAX_USD_HELP, metavar="X", least=0)
     price_in: float | None = setting(
-        None, "Price of a million prompt tokens, in place of the table's.", metavar="USD", least=0
+        None, "Price of a million prompt tokens, instead of the one in the price table.", metavar="USD", least=0
     )
     price_out: float | None = setting(
-        None, "Price of a million reply tokens, in place of the table's.", metavar="USD", least=0
+        None, "Price of a million reply tokens, instead of the one in the price table.", metavar="USD", least=0
     )
-    concurrency: int = setting(4, "Most requests in flight.", metavar="N", least=1, most=64)
+    concurrency: int = setting(4, "Most requests at the same time.", metavar="N", least=1, most=64)
     cache: Path | None = setting(
         None,
-        "Where every reply is kept; with it a judging can be repeated offline, for nothing.  [default: judge-cache "
-        "next to the first results file]",
+        "Folder that keeps every reply. With it, judging can be repeated offline and free.  [default: judge-cache next "
+        "to the first results file]",
         metavar="FOLDER",
     )
-    dry_run: bool = setting(False, "Say what would be asked and what it would cost; ask nothing.")
+    dry_run: bool = setting(False, "Only print the number of questions and their cost; ask nothing.")
     source: str = setting(
         "auto",
-        "Where to take prompts from; auto: from where those of the run came.",
+        "Where to take prompts from; auto: from the same place as the run.",
         choices=("auto", "published", "embedded"),
     )
-    as_json: bool = setting(False, "Print what was done, or would be, as JSON on stdout.", flags=("--json",))
+    as_json: bool = setting(False, "Print JSON.", flags=("--json",))
 
 
 @click.command()
@@ -103,11 +103,11 @@ class JudgeOptions:
 def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...]) -> None:
     """Let a judge score the answers in results files against the baseline's, in both orders.
 
-    Scores of first.jsonl go into first.scores.jsonl next to it. What is there is not judged again. Every reply is
-    kept before it is used, and equal answers are never asked about. An interrupted judging goes on when called again.
+    Scores of first.jsonl go into first.scores.jsonl next to it. Answers with scores are not judged again, so the same
+    command continues an interrupted judging. Every reply is kept. Equal answers tie without a question.
 
-    Exit code: 0; 1 where --max-usd, or a question too long for the judge, left judgements undone, or no reply could be
-    read; 2 where it cannot be done; 3 for an invalid data file.
+    Exit code: 0; 1 if judgements are left undone (--max-usd, a question too long for the judge, no readable reply); 2
+    for wrong usage; 3 for an invalid data file.
 
     \b
     Examples:
@@ -123,7 +123,7 @@ def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...])
     results = [file for file in read_files(files) if file.rows]
     if not results:
         raise UserError(
-            "nothing_to_judge", "there are no answers to judge. Name results files that `benchctl run` wrote."
+            "nothing_to_judge", "these files have no answers to judge. Name results files that `benchctl run` wrote."
         )
     if options.dry_run:
         _print_forecast(results, options)
@@ -181,10 +181,10 @@ def _judging(files: Sequence[RunFile], options: JudgeOptions, display: JudgeDisp
 
 
 def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
-    """The prompts that a file answers: by their hash the first ones, or those that were not too long for its target."""
+    """The prompts of a file, identified by their hash: the first ones, or those that were not too long."""
     from benchctl.measuring.prompts.suites import load_suite, suite_names
 
-    # Of a known suite, the kind that was measured; "file" is one in BENCHCTL_DATA that differs from the published one.
+    # The source that was measured; "file" is a suite in BENCHCTL_DATA that differs from the published one.
     asked = info.source if source == "auto" and info.source != "file" else source
     name = info.name if info.name in suite_names() else _REMARK.sub("", info.origin)
     suite = load_suite(name, source=asked, limit=None, notify=notify)
@@ -196,21 +196,21 @@ def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite
             return part
     raise UserError(
         "other_prompts",
-        f"{file.path}: the prompts of {info.name} found at {suite.origin} are not those that it was measured with "
-        f"({info.prompts} from {info.origin}). Set BENCHCTL_DATA, or put the file back where it was; if the "
-        "run left out long prompts and was not finished, finish it with --resume first.",
+        f"{file.path}: the prompts of {info.name} at {suite.origin} differ from those of the run "
+        f"({info.prompts} from {info.origin}), so answers cannot be judged. Set BENCHCTL_DATA, or put the file back. "
+        "If the run skipped long prompts and is unfinished, finish it with --resume first.",
     )
 
 
 def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSettings:
-    """The settings of a judging, its judge prepared. Raises UserError for what a user can put right."""
+    """The settings of a judging, its judge prepared. Raises UserError for what a user can fix."""
     from benchctl.judging.items import JudgeName
     from benchctl.judging.judge import Place
     from benchctl.judging.scoring import JudgeSettings
 
     label, judge = _build_judge(options)
     judge.prepare(Place(options.base_url, options.key_env, tuple(file.run for file in files)))
-    # Its name in scores and in the cache has the options that change what it says, and folders without their places.
+    # Its name in scores and in the cache has the options that change its replies, and no paths of folders.
     said = tuple(option for option in changed_options(judge) if option[0] not in judge.unsaid)
     return JudgeSettings(
         judge=JudgeName(replace(label, options=said).without_places.text, judge),
@@ -225,8 +225,10 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
 
 
 def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
-    """Check a judge, and the run that it is to judge, before the run is measured. Raises UserError for what a user can
-    put right, such as a run without answers that this judge could judge."""
+    """Check a judge and a run before the run is measured.
+
+    Raises UserError for what a user can fix, such as a run without answers that this judge could judge.
+    """
     from benchctl.judging.budget import check_budget
     from benchctl.judging.judge import AskedJudge, Place
     from benchctl.measuring.check import load_suites
@@ -237,21 +239,20 @@ def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
     if labels <= {BASELINE}:
         raise UserError(
             "nothing_to_judge",
-            f"judges compare answers with those of {BASELINE}, and nothing else is to be measured: add a --method, or "
+            f"judges compare answers with those of {BASELINE}, and the run has no other method. Add a --method, or "
             "leave --judge out.",
         )
     if judge.protocol == "likelihood" and settings.prompts.context_fill:
         raise UserError(
-            "prompts_not_available", "likelihood cannot judge what is measured with --context: take another --judge."
+            "prompts_not_available", "likelihood cannot judge answers measured with --context. Use another --judge."
         )
     if judge.protocol == "exact":
         suites = load_suites(settings.prompts, lambda notice: None)
         if not any(any(prompt.exact_answers) for suite in suites for prompt in suite.prompts):
             raise UserError(
                 "no_exact_answers",
-                f"no prompt of {', '.join(suite.name for suite in suites)} has an exact answer, so exact would have "
-                "nothing to grade by: measure the suite tasks or a file of prompts with exact answers, or take another "
-                "--judge.",
+                f"no prompt of {', '.join(suite.name for suite in suites)} has an exact answer, which the judge needs. "
+                "Use --suite tasks, a file of prompts with exact answers, or another --judge.",
             )
     if isinstance(judge, AskedJudge):  # what another one needs is seen when the answers are there
         judge.prepare(Place(options.base_url, options.key_env, ()))
@@ -270,7 +271,9 @@ def _build_judge(options: JudgeOptions) -> tuple[Label, Judge]:
     unused = (*(() if isinstance(judge, AskedJudge) else _OF_ASKED), *(() if judge.paid else _OF_PAID))
     for option in unused:
         if getattr(options, option) != getattr(JudgeOptions, option):
-            raise UserError("unused_judge_option", f"{label.name} takes no --{option.replace('_', '-')}: leave it out.")
+            raise UserError(
+                "unused_judge_option", f"{label.name} does not use --{option.replace('_', '-')}. Leave it out."
+            )
     return label, judge
 
 
@@ -281,15 +284,14 @@ def _price(judge: Judge, options: JudgeOptions) -> Price | None:
 
 
 def beside_run(options: JudgeOptions, target: str) -> JudgeOptions:
-    """The same for judging a run of this `target`: where that is a folder, its results do not say where it lies."""
+    """The same for judging a run of this `target`. A folder's path is not in the results, so the judge gets it here."""
     label = judge_label(options)
     ask = label.name == "likelihood" and all(name != "model" for name, _ in label.options) and Path(target).is_dir()
     return replace(options, model=target) if target and ask else options
 
 
 def judge_label(options: JudgeOptions) -> Label:
-    """The judge asked for, --model among its options: gpt where a key is set or named or a model is, else
-    likelihood."""
+    """The judge asked for, with --model as an option; default: gpt if a key or a model is given, else likelihood."""
     from benchctl.registry import Label, judge_class, parse_label
 
     named = options.model or options.base_url or options.key_env != KEY_ENV
@@ -298,7 +300,7 @@ def judge_label(options: JudgeOptions) -> Label:
     if not options.model:
         return label
     if any(name == "model" for name, _ in label.options):
-        raise UserError("repeated_option", f"--model and '{label.text}' both name a model: give it once.")
+        raise UserError("repeated_option", f"--model and '{label.text}' both name a model. Name it once.")
     if all(option.name != "model" for option in options_of(judge_class(label.name))):
-        raise UserError("unused_judge_option", f"{label.name} takes no --model: leave it out.")
+        raise UserError("unused_judge_option", f"{label.name} does not use --model. Leave it out.")
     return Label(label.name, (*label.options, ("model", options.model)))

@@ -13,17 +13,21 @@ _Line = dict[str, Any]  # what --json prints of a method, judge, suite or model
 
 
 @click.command(name="list", no_args_is_help=True)
-@click.argument("kind", type=click.Choice(["methods", "judges", "benches", "models"]))
+@click.argument(
+    "kind",
+    type=click.Choice(["methods", "judges", "suites", "benches", "models"]),
+    metavar="methods|judges|suites|models",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def list_(kind: str, as_json: bool) -> None:
-    """List the methods, the judges, the benches (prompt suites) or the embedded models.
+    """List the methods, judges, suites or models of this installation.
 
     \b
     Examples:
       benchctl list methods
       benchctl list models --json
     """
-    lines_of, columns = _LISTINGS[kind]
+    lines_of, columns = _LISTINGS["suites" if kind == "benches" else kind]
     lines = lines_of()
     if as_json:
         click.echo(json.dumps(lines, indent=2))
@@ -62,7 +66,7 @@ def _described(owner: type[object]) -> _Line:
     return {"options": list(map(asdict, options_of(owner))), "description": description}
 
 
-def _benches() -> list[_Line]:
+def _suites() -> list[_Line]:
     from benchctl.measuring.prompts.suites import SUITES
 
     return [
@@ -87,7 +91,7 @@ def _models() -> list[_Line]:
 _LISTINGS: dict[str, tuple[Callable[[], list[_Line]], tuple[str, ...]]] = {
     "methods": (_methods, ("name", "family", "exactness", "description")),
     "judges": (_judges, ("name", "description")),
-    "benches": (_benches, ("name", "published", "embedded", "turns", "licence")),
+    "suites": (_suites, ("name", "published", "embedded", "turns", "licence")),
     "models": (_models, ("name", "role", "parameters", "size", "licence", "data")),
 }
 

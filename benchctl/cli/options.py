@@ -123,8 +123,9 @@ def typed(option: click.Parameter, value: Any, separator: str) -> Iterator[str]:
 
 
 def read_files(names: Sequence[str]) -> list[RunFile]:
-    """The files of `names`, which may be patterns such as results/*.jsonl; what is left out of them is said on stderr.
-    Files of scores, which such a pattern also matches, are skipped here.
+    """The files of `names`, which may be patterns such as results/*.jsonl. Prints what is left out of them on stderr.
+
+    Files of scores, which such a pattern also matches, are skipped.
 
     Raises UserError for a pattern without a match, for a file that cannot be read, and for a copy of another one.
     """
@@ -135,21 +136,22 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
     if names and not paths:
         raise UserError(
             "scores_not_results",
-            f"{names[0]}: holds scores, not results. Name the results file next to it, or use --scores.",
+            f"{names[0]}: contains scores, not results. Name the results file next to it, or use --scores.",
         )
     files = [scan(path) for path in paths]
     for file in files:
         for notice in file.notices:
             click.echo(f"Note: {notice}", err=True)
         if not file.rows:
-            click.echo(f"Note: {file.path}: holds no generations yet and is left out.", err=True)
+            click.echo(f"Note: {file.path}: contains no generations yet and is left out.", err=True)
     full = [file for file in files if file.rows]
     for number, file in enumerate(full):
         for earlier in full[:number]:
             # A run that is read twice would count as two sessions and narrow every interval.
             if earlier.run == file.run and earlier.rows[0] == file.rows[0]:
                 raise UserError(
-                    "same_run_twice", f"{file.path}: holds the same run as {earlier.path}. Name only one of the two."
+                    "same_run_twice",
+                    f"{file.path}: contains the same run as {earlier.path}, which would count twice. Name only one.",
                 )
     return files
 
@@ -181,7 +183,7 @@ def paths_of(names: Sequence[str]) -> list[Path]:
         matches = sorted(glob(name)) if has_magic(name) and not Path(name).exists() else [name]
         if not matches:
             raise UserError(
-                "no_file_matches", f"no file matches {name}. Measure with `benchctl run` first, or name results files."
+                "no_file_matches", f"no file matches {name}. Name results files, or measure first with `benchctl run`."
             )
         for path in map(Path, matches):
             paths.setdefault(path.resolve(), path)
@@ -196,8 +198,8 @@ def check_comparable(groups: Sequence[Group], error: type[UserError] = UserError
         ]
         raise error(
             "runs_not_comparable",
-            f"not all files can be compared: {'; '.join(differing)}, from {groups[0].files[0].path}. Name only files "
-            f"of one of these {len(groups)} groups.",
+            f"not all files can be compared: {'; '.join(differing)} differs from {groups[0].files[0].path}. Name only "
+            f"files of one of these {len(groups)} groups.",
         )
 
 

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import TYPE_CHECKING
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from benchctl.cli import completion as completing
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction
+    from benchctl.records.schema import Run
     from benchctl.records.writer import RunFile
 
-WIDTH = 80
 _NONE = "–"
-_LABEL_CHARACTERS = 16  # the least width of the first column
 _LARGE_SHARE = 0.1  # of a method's time: an unexplained share above it is a note
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, unrounded.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, unrounded.")
 def predict(files: tuple[str, ...], as_json: bool) -> None:
-    """Predict each method's speed-up from its acceptance and its costs, and show where the measured one differs.
+    """Predict each method's speed-up from acceptance and costs, and show where the measured one differs.
 
-    Costs come from profile rows (benchctl run --profile), or else from how step times follow the length of drafts.
-    All figures are of decoding without prefill, per token.
+    Costs come from profiled steps (`benchctl run --profile`), or else from step times and draft lengths. All figures
+    are of decoding without prefill, per token.
 
     \b
     Examples:
@@ -48,24 +45,26 @@ def predict(files: tuple[str, ...], as_json: bool) -> None:
 
 
 def _tables(files: Sequence[RunFile], accounts: Accounts) -> str:
-    """The accounts as tables of 80 columns and notes, without a newline at the end."""
-    from rich.console import Console
-    from rich.text import Text
-
+    """The accounts as tables and notes in the terminal's width, without a newline at the end."""
+    from benchctl.analysis.names import short_labels
     from benchctl.analysis.predict.speedup import Prediction
+    from benchctl.analysis.tables.markup import Grid, Paragraph
+    from benchctl.analysis.tables.terminal import terminal
 
-    text = io.StringIO()
-    console = Console(file=text, width=WIDTH, force_terminal=True, highlight=False)
     run = files[0].run
-    console.print(Text(f"Decoding, against {run.baseline} on {run.target.name}; prefill left out."))
+    heading = Paragraph((f"Decoding, against {run.baseline} on {run.target.name}; prefill left out.",))
     predictions = [account for account in accounts if isinstance(account, Prediction)]
-    for table in _account_tables(predictions) if predictions else ():
-        console.print()
-        console.print(table)
-    console.print()
-    for note in _notes(accounts, run.step_bytes):
-        console.print(Text(note, style="yellow" if note.startswith("Note") else "dim"))
-    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+    names = short_labels([account.label for account in accounts])
+    grids = [
+        Grid(
+            title,
+            ("method", *(name for name, _ in columns)),
+            {"": tuple((names[each.label], *(cell(each) for _, cell in columns)) for each in of_table)},
+        )
+        for title, of_table, columns in (_account_tables(predictions) if predictions else ())
+    ]
+    notes = (Paragraph((note,), "warning" if note.startswith("Note") else "note") for note in _notes(accounts, run))
+    return terminal([heading, *grids, *notes], get_terminal_size().columns)
 
 
 def _json(files: Sequence[RunFile], accounts: Accounts) -> str:
@@ -86,8 +85,14 @@ def _json(files: Sequence[RunFile], accounts: Accounts) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _account_tables(predictions: Sequence[Prediction]) -> Iterator[Table]:
-    yield _table(
+class _Table(NamedTuple):
+    title: str
+    predictions: Sequence[Prediction]
+    columns: Sequence[tuple[str, Callable[[Prediction], str]]]
+
+
+def _account_tables(predictions: Sequence[Prediction]) -> Iterator[_Table]:
+    yield _Table(
         "Speed-up per token",
         predictions,
         [
@@ -104,8 +109,8 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[Table]:
     for names, same_parts in groupby(sorted(predictions, key=part_names), key=part_names):
         parts = [(name, lambda account, at=at: f"{100 * account.parts[at].share:.1f}") for at, name in enumerate(names)]
         total = ("in all", lambda account: f"{100 / account.measured.value:.1f}")
-        yield _table("A token's time, %", list(same_parts), [*parts, total])
-    yield _table(
+        yield _Table("A token's time, %", list(same_parts), [*parts, total])
+    yield _Table(
         "Costs and acceptance",
         predictions,
         [
@@ -120,36 +125,16 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[Table]:
     )
 
 
-def _table(
-    title: str, accounts: Sequence[Prediction], columns: Sequence[tuple[str, Callable[[Prediction], str]]]
-) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from benchctl.analysis.comparison import label_lines
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    height: int = max([2, *(len(name.split()) for name, _ in columns)])
-    table.add_column("\n".join([title, *[""] * (height - 2), "method"]), overflow="fold", min_width=_LABEL_CHARACTERS)
-    for name, _ in columns:
-        words = name.split()
-        table.add_column("\n".join([""] * (height - len(words)) + words), justify="right", no_wrap=True)
-    for account in accounts:
-        table.add_row(Text("\n ".join(label_lines(account.label))), *(Text(cell(account)) for _, cell in columns))
-    return table
-
-
-def _notes(accounts: Accounts, step_bytes: int) -> Iterator[str]:
+def _notes(accounts: Accounts, run: Run) -> Iterator[str]:
     from benchctl.analysis.predict.speedup import Prediction, Unpredicted
 
     yield (
-        "Predicted: tokens per step over the cost of a step. That cost is drafting and passes, or the layers run and "
-        "one head. The gap is the other cost of each step, heads at other exits included. Times are percent of the "
-        "baseline's time per token, so the speed-up of whole answers differs where lengths differ."
+        "Predicted: tokens per step / cost of a step. The cost is drafting and target passes, or layers and one head. "
+        "The gap is every other cost of a step. Times are percent of the baseline's time per token. Where lengths "
+        "differ, the speed-up of whole answers differs too."
     )
     costs = [account.costs for account in accounts if isinstance(account, Prediction)]
-    if not step_bytes and any(not each.drafted_per_step and each.depth_fraction < 1 for each in costs):
+    if not run.step_bytes and any(not each.drafted_per_step and each.depth_fraction < 1 for each in costs):
         yield (
             "Note: the file does not contain the bytes that a step reads. The head's share is estimated from all "
             "parameters, and so is the gain of tokens that exit early."

@@ -27,16 +27,17 @@ from benchctl.errors import UserError
     multiple=True,
     metavar="FILE",
     shell_complete=completing.files,
-    help="Scores to use in addition to the file of scores next to each of FILES. May be repeated.",
+    help="More scores of these answers. Scores next to FILES are always read. May be repeated.",
 )
 def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     """Write one HTML page about results files (by default results/*.jsonl). It needs no network.
 
-    It has the figures of `benchctl compare`, in words and in tables that sort, the Pareto plot, acceptance, latency,
-    answers next to the baseline's with their judgements, all settings and all warnings. Answers that differ from the
-    baseline's come first. The page stays below 2 MB and states how many answers it leaves out. Accepted drafts are
-    coloured in the text where the target's tokenizer is here: an embedded model's, or that of a folder under the name
-    that the run used.
+    The page starts with a recommendation and its reason. Then come the Pareto plot, a table, and answers next to the
+    baseline's. Warnings, other tables and pictures, and all settings are folded. The page stays below 2 MB and states
+    how many answers it leaves out.
+
+    Accepted draft tokens are coloured where the target's tokenizer is available: for an embedded model, or for a folder
+    under the name that the run used.
 
     \b
     Examples:
@@ -46,18 +47,20 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     """
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.html.report import report as page_of
+    from benchctl.bundled import models
     from benchctl.cli.options import decoder, read_files, read_scores
     from benchctl.measuring.clock import utc_now
     from benchctl.records.writer import check_writable
 
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError("bad_file_ending", f"{out}: the ending is not that of a page. End --out in .html.")
+        raise UserError("bad_file_ending", f"{out}: a report is an HTML page. End --out in .html.")
     check_writable(out)
     results = read_files(files or ("results/*.jsonl",))
     groups = compare(results, read_scores(scores))
     named = f"{len(results)} file{'s' if len(results) > 1 else ''}"
-    made = f"Of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC."
-    page = page_of(groups, lambda run: decoder(run.target.name), made=made)
+    made = f"Report of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC"
+    embedded_models = frozenset(model.name for model in models())
+    page = page_of(groups, lambda run: decoder(run.target.name), embedded_models, made=made)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page.html, encoding="utf-8")

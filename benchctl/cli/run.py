@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import click
 
+from benchctl.cli import OUT
 from benchctl.cli.judge import BASE_URL_HELP, MAX_USD_HELP, JudgeOptions, beside_run, check_judge, judge_files
 from benchctl.cli.options import given, options_from, typed
 from benchctl.measuring.settings import RunSettings
@@ -32,20 +36,20 @@ class _OfAll:
 
     sessions: int = setting(
         1,
-        "Run N times, each in a fresh process with a results file of its own: FILE-1.jsonl, FILE-2.jsonl ... The "
-        "table combines them.",
+        "Run N times, each in a new process with its own results file: FILE-1.jsonl, FILE-2.jsonl ... The table "
+        "combines them.",
         metavar="N",
         least=1,
     )
     judge: str | None = setting(
         None,
-        "Judge the answers as well, as `benchctl judge` does, by this judge: likelihood, or gpt[model=gpt-4o-mini].",
+        "Also judge the answers, as `benchctl judge` does: likelihood, or gpt[model=gpt-4o-mini].",
         metavar="LABEL",
         completion="judges",
     )
     base_url: str = setting("", BASE_URL_HELP, metavar="URL")
     max_usd: float | None = setting(None, MAX_USD_HELP, metavar="X", least=0)
-    as_json: bool = setting(False, "Print the final table as JSON, and nothing else on stdout.", flags=("--json",))
+    as_json: bool = setting(False, "Print the figures as JSON instead of the table.", flags=("--json",))
 
 
 @click.command()
@@ -56,29 +60,29 @@ def run(settings: RunSettings, options: _OfAll) -> None:
 
     Every generation is written at once as a line of the results file. --resume continues an interrupted run.
 
-    Exit code: 0; 1 if every generation failed or judgements were left undone; 2 for wrong usage; 3 for --resume
-    of an invalid results file.
+    Exit code: 0; 1 if every generation failed or judgements were left undone; 2 for wrong usage; 3 for --resume of an
+    invalid results file.
 
     \b
     Examples:
       benchctl run --limit 10
-      benchctl run --method two_model --method 'early_exit[threshold=0.8]' --bench mt-bench
+      benchctl run --method two_model --method 'early_exit[threshold=0.8]' --suite mt-bench
       benchctl run --sweep 'm2r2[exit=2|4,draft_tokens=3|5,width=1|2|4]' --limit 20
-      benchctl run --bench my_prompts.jsonl --model my_models/target --draft-model my_models/draft
+      benchctl run --suite my_prompts.jsonl --model my_models/target --draft-model my_models/draft
       benchctl run --method skip_decode --batch-size 8 --limit 32
       benchctl run --method early_exit --replay --profile --limit 20
       benchctl run --method two_model --sessions 3
       benchctl run --method prompt_lookup --out results/first.jsonl --resume
       benchctl run --method early_exit --judge 'gpt[model=gpt-4o-mini]' --max-usd 1
     """
-    settings = replace(settings, command=("benchctl", *sys.argv[1:]))
+    settings = replace(settings, command=("benchctl", *click.get_current_context().obj))
     judging: JudgeOptions | None = None
     if options.judge is not None:
         asked = JudgeOptions(options.judge, base_url=options.base_url, max_usd=options.max_usd, as_json=options.as_json)
         judging = beside_run(replace(asked, source=settings.prompts.source), settings.models.target)
         check_judge(judging, settings)
     elif options.base_url or options.max_usd is not None:
-        raise click.UsageError("--base-url and --max-usd are about judging: add --judge, or leave them out.")
+        raise click.UsageError("--base-url and --max-usd are for --judge. Add it, or leave them out.")
     if options.sessions > 1:
         failed, paths = False, run_sessions(settings, options.sessions)
     else:
@@ -97,6 +101,7 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 
     with RunDisplay() as display:
         checked = check(settings, display.notice)
+        click.get_current_context().meta[OUT] = checked.out
         display.begin(checked)
         summary = run_checked(checked, display)
         display.end(summary)
@@ -105,13 +110,14 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 
 def _show(paths: Sequence[Path], judging: JudgeOptions | None, as_json: bool) -> int:
     """Judge the answers if asked to, and print the table even if judging fails; how many judgements are left."""
-    from benchctl.analysis.tables.text import summary
+    from benchctl.analysis.tables.text import View, summary
     from benchctl.cli.options import read_files
 
     try:
         return judge_files(read_files(list(map(str, paths))), judging).unfinished if judging else 0
     finally:
-        click.echo(summary(paths, "json" if as_json else "table"))
+        click.echo(summary(paths, "json" if as_json else "table", View(width=get_terminal_size().columns)))
+        click.echo(f"more: benchctl compare {shlex.join(map(str, paths))} --full", err=as_json)
         for path in paths:
             click.echo(f"Results: {path}", err=as_json)
 
@@ -127,6 +133,7 @@ def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
     from benchctl.records.writer import check_output
 
     out = settings.out or check(settings, lambda notice: None).out  # each session prints its notices
+    click.get_current_context().meta[OUT] = out
     files = tuple(out.with_name(f"{out.stem}-{number}{out.suffix}") for number in range(1, sessions + 1))
     for file in files:
         check_output(file, resume=settings.resume)
@@ -156,7 +163,9 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> None:
         os.close(held)
     if code:
         click.echo(
-            f"{file}: this session ended with exit code {code}. Repeat the command with --resume to continue.", err=True
+            f"{file}: this session ended with exit code {code}, so the run stopped. Repeat the command with "
+            "--resume to continue.",
+            err=True,
         )
         raise click.exceptions.Exit(code)
 
@@ -174,5 +183,6 @@ def session() -> None:
             pass
         os._exit(_ORPHANED)
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent prints how to continue
     threading.Thread(target=end_with_the_parent, daemon=True).start()
     main(prog_name="benchctl")

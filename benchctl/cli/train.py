@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchctl.cli import completion
+from benchctl.cli import OUT, completion
 from benchctl.cli.options import Command, given, options_from, typed
 from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.train_options import DraftOptions, DraftStart, TeacherOptions
@@ -66,7 +66,7 @@ class _Estimable(click.Command):
 
 def data_options(command: Command) -> Command:
     """The two required options of every training."""
-    files = "JSON lines or text file, folder, or data set of the hub; may be repeated."
+    files = "JSON lines or text file, folder, or data set on the hub. May be repeated."
     folder = "Folder for the result and its checkpoints."
     data = click.option("--data", multiple=True, required=True, metavar="PATH|ID", help=files)
     out = click.option("--out", type=click.Path(path_type=Path), required=True, help=folder)
@@ -82,9 +82,9 @@ def model_option(help_text: str) -> Callable[[Command], Command]:
 
 @click.group(cls=Parts, subcommand_metavar="PART [OPTIONS]...")
 def train() -> None:
-    """Train a draft model, or the modules of a method for a target of yours.
+    """Train a draft model, or the modules of a method, for your target.
 
-    A method is given as a label, such as 'medusa[heads=3]'. Several processes share the work when torchrun starts them.
+    A method is given as a label, such as 'medusa[heads=3]'. To use several processes, start it with torchrun.
 
     \b
     Examples:
@@ -137,12 +137,12 @@ def _modules_command(label: str) -> click.Command:
     @data_options
     @model_option("The target, which is not changed.")
     @options_from(TeacherOptions, "options")
-    @click.option("--estimate", is_flag=True, help="Only print the memory to expect; needs no --data.")
+    @click.option("--estimate", is_flag=True, help="Only print the expected memory; needs no --data.")
     @click.option(
         "--calibrate",
         default="",
         metavar="DELTA,EPSILON",
-        help="Train nothing. Find the lowest threshold whose answers lose at most a share DELTA of the target's, with "
+        help="Do not train. Find the lowest threshold whose answers lose at most a share DELTA of the target's, with "
         "probability 1 - EPSILON. For early_exit, deed and m2r2_dynamic.",
     )
     @click.option(
@@ -184,9 +184,11 @@ def _print_estimate(options: TeacherOptions, label: str) -> None:
     for name, size in {**needed.memory_bytes, "sum": sum(needed.memory_bytes.values())}.items():
         click.echo(f"{name:<12}{size / 1e9:>9.3f} GB")
     steps = "" if options.steps is None else f", {options.steps * needed.step_tokens:,} in {options.steps:,} steps"
-    click.echo("Logits are those of one prediction per token: multiply them by the heads or exits that are trained.")
+    click.echo(
+        "Logits are for one prediction per token. Multiply them by the number of heads or exits that are trained."
+    )
     click.echo(f"tokens: {needed.step_tokens:,} per step{steps}")
-    click.echo("Time is not estimated: training prints its speed after the first steps.")
+    click.echo("Time is not estimated. Training prints its speed after the first steps.")
 
 
 def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int) -> None:
@@ -196,7 +198,7 @@ def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int)
     context = click.get_current_context()
     training_only = [str(each.name) for each in given(context) if each.name not in CALIBRATE_OPTIONS]
     if training_only:
-        raise click.UsageError(f"--calibrate trains nothing; leave out --{training_only[0].replace('_', '-')}.")
+        raise click.UsageError(f"--calibrate does not train. Leave out --{training_only[0].replace('_', '-')}.")
     try:
         risk = Risk.read(promised)
     except ValueError as error:
@@ -233,6 +235,7 @@ READ_CORPUS = "benchctl.read_corpus"
 
 def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, model: str = "") -> None:
     """Runs `job` in the processes that torchrun has started, or in this one; only the first one shows anything."""
+    click.get_current_context().meta[OUT] = options.out
     with open_job(options) as job_context:
         result = job(job_context)
     if result is None:

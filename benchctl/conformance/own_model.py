@@ -1,5 +1,6 @@
-"""`benchctl verify`: a method checked on a user's own target, in float64, where only ties are decided by rounding.
+"""`benchctl doctor --method X --model M`: a method checked on a user's own target.
 
+The target is in float64, where rounding decides only ties.
 `examine` asks the same and more on random targets. Nothing is small here, so each question is asked of a few
 prompts.
 """

@@ -226,8 +226,8 @@ class Speculative(Method):
     def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
         """What `draft` proposes under greedy decoding, by full recomputation of the text, without a cache or a mask.
 
-        `benchctl verify` compares steps with it, so it shares no code with `draft`; a subclass that drafts differently
-        overrides it too. Without one, None, steps are compared with a fresh start of the method.
+        `benchctl doctor --model` compares steps with it, so it shares no code with `draft`; a subclass that drafts
+        differently overrides it too. Without one, None, steps are compared with a fresh start of the method.
         """
         return None
 

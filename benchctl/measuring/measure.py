@@ -53,7 +53,8 @@ class Start:
 
 @dataclass
 class Timings:
-    """Seconds spent in generations (prefill and steps) and in controls. The rest of a run is the harness."""
+    """Seconds spent in generations (prefill and steps) and in controls: verdicts, and the check of the machine after
+    each generation. The rest of a run is the harness."""
 
     generations_s: float = 0.0
     controls_s: float = 0.0
@@ -117,7 +118,9 @@ class Measurer:
         started = Start(wall_s(), cpu_s())
         generations = self._decode(job[0].label, requests)
         started = replace(started, cpu_s=cpu_s() - started.cpu_s)
+        stopped_s = self.clock()
         reading = self.meter.stop()
+        self.timings.controls_s += self.clock() - stopped_s
         self._stores.close(job[0])
         self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
         return tuple(

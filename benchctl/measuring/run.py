@@ -154,7 +154,7 @@ def _decoding_config(checked: CheckedRun) -> DecodingConfig:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A user's own target for `benchctl verify`: its name, the methods, prepared or unsupported, and prompt ids."""
+    """A user's own target, of `benchctl doctor --model`: name, methods, prepared or unsupported, and prompt ids."""
 
     name: str
     target: Target

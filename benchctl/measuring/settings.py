@@ -16,7 +16,8 @@ DEVICES = ("auto", "cpu", "cuda")
 SOURCES = ("auto", "published", "embedded")
 LongPrompts = Literal["error", "skip", "cut"]
 
-BENCHES_HELP = "Suite (see `benchctl list benches`), or a .jsonl file of `prompt` or `turns` records. May be repeated."
+BENCH_FLAGS = ("--suite", "--bench", "-b")
+BENCHES_HELP = "Suite (see `benchctl list suites`), or a .jsonl file of `prompt` or `turns` records. May be repeated."
 TARGET_HELP = "Target model: embedded name, folder or hub id.  [default: the embedded target]"
 DRAFT_HELP = "Draft model with the target's tokenizer.  [default: the one embedded with the target]"
 _MODEL = "NAME|FOLDER|ID"
@@ -27,7 +28,7 @@ class PromptSettings:
     """Which prompts, how many of each suite, and what happens to those that do not fit into the target's context."""
 
     benches: tuple[str, ...] = setting(
-        ("koala",), BENCHES_HELP, flags=("--bench", "-b"), metavar="NAME|FILE", completion="benches"
+        ("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE", completion="benches"
     )
     limit: int | None = setting(None, "Only the first N prompts of each suite.  [default: all]", least=1, metavar="N")
     source: str = setting(
@@ -101,8 +102,7 @@ class RunSettings:
     )
     sweeps: tuple[str, ...] = setting(
         (),
-        "Every combination of a label's alternatives: two_model[draft_tokens=2|3|4,confidence=0:0.6:0.2]. May be "
-        "repeated.",
+        "All combinations of alternatives, as m2r2[exit=2|4,draft_tokens=2:6:2] (2 to 6 by 2). May be repeated.",
         flags=("--sweep",),
         metavar="LABEL",
         completion="labels",

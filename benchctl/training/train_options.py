@@ -12,13 +12,13 @@ from benchctl.options import setting
 
 ScheduleName = Literal["cosine", "linear"]
 OptimizerName = Literal["muon", "adamw"]
-OWN = "[default: the part's own]"
+OWN = "[default: depends on the part]"
 LAYERS_HELP = "Decoder layers."
-HIDDEN_HELP = "Width of the residual."
+HIDDEN_HELP = "Width of the residual stream."
 HEADS_HELP = "Attention heads."
-KV_HEADS_HELP = "Heads of keys and values."
+KV_HEADS_HELP = "Heads for keys and values."
 MLP_HELP = "Inner width of the MLP."
-SELF_DISTIL_HELP = "Learn from the target's own answers to N prompts of the data; 0: from the data as they are."
+SELF_DISTIL_HELP = "Learn from the target's own answers to N prompts of the data. 0: learn from the data itself."
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,25 @@ class TrainOptions:
 
     data: tuple[str, ...]
     out: Path
-    minutes: float | None = setting(None, "Length of the training by the clock,", least=0.01)
-    steps: int | None = setting(None, "or in optimiser steps,", least=1)
-    epochs: float | None = setting(None, f"or in passes through the data.  {OWN}", least=0.01)
+    minutes: float | None = setting(None, "Length of the training in minutes. Or give --steps or --epochs.", least=0.01)
+    steps: int | None = setting(None, "Length of the training in optimiser steps.", least=1)
+    epochs: float | None = setting(None, f"Length of the training in passes through the data.  {OWN}", least=0.01)
     resume: bool = setting(False, "Continue from the newest checkpoint in --out.")
-    seed: int = setting(0, "Seed of fresh weights and of the order of the data.", least=0)
-    held_out_every: int = setting(100, "Measure on held-out text after so many steps.", least=1, metavar="STEPS")
-    answers_only: bool = setting(False, "Prompts have no weight in the loss; otherwise 30 %.")
-    optimizer: OptimizerName | None = setting(None, f"Muon trains the matrices only.  {OWN}")
+    seed: int = setting(0, "Seed for new weights and the order of the data.", least=0)
+    held_out_every: int = setting(100, "Measure on held-out text every STEPS steps.", least=1, metavar="STEPS")
+    answers_only: bool = setting(False, "Give prompts no weight in the loss; otherwise 30%.")
+    optimizer: OptimizerName | None = setting(None, f"Optimiser. Muon trains only the matrices.  {OWN}")
     rate: float | None = setting(None, f"Peak learning rate of AdamW.  {OWN}", least=0)
     matrix_rate: float | None = setting(None, f"Peak learning rate of Muon.  {OWN}", least=0)
-    schedule: ScheduleName | None = setting(None, f"How the rate falls to zero.  {OWN}")
-    warmup: float | None = setting(None, f"Share of the run in which the rate rises.  {OWN}", least=0, most=1)
+    schedule: ScheduleName | None = setting(None, f"How the learning rate falls to zero.  {OWN}")
+    warmup: float | None = setting(None, f"Share of the run in which the learning rate rises.  {OWN}", least=0, most=1)
     clip: float = setting(1.0, "Largest gradient norm.", above=0)
     batch_tokens: int | None = setting(None, f"Tokens per optimiser step.  {OWN}", least=1)
     device: str = setting("cpu", "Where to train.", metavar="cpu|cuda[:N]")
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "auto: bfloat16 products where the processor has them. A frozen target is kept in float32 on a CPU, in "
-        "bfloat16 on a GPU that has it.",
+        "auto: bfloat16 products if the processor supports them. A frozen target is kept in float32 on a CPU, and in "
+        "bfloat16 on a GPU that supports it.",
     )
     threads: int | None = setting(None, "CPU threads.  [default: torch's choice]", least=1)
     compiled: bool = setting(False, "Compile the loss with torch.compile.", flags=("--compile/--no-compile",))
@@ -83,11 +83,11 @@ class TeacherOptions(TrainOptions):
 
     model: str = ""
     self_distil: int = setting(0, SELF_DISTIL_HELP, least=0, metavar="N")
-    self_distil_temperature: float = setting(0.0, "Temperature of these answers; 0 is greedy.", least=0)
-    answer_tokens: int = setting(160, "Longest of these answers, in tokens.", least=1)
-    cache: Path | None = setting(None, "Folder of these answers.  [default: own_text in --out]")
-    row_tokens: int = setting(512, "Tokens in a row.", least=8)
-    micro_rows: int = setting(4, "Rows computed at once.", least=1)
+    self_distil_temperature: float = setting(0.0, "Temperature of the target's answers; 0 is greedy.", least=0)
+    answer_tokens: int = setting(160, "Longest answer of the target, in tokens.", least=1)
+    cache: Path | None = setting(None, "Folder for the target's answers.  [default: own_text in --out]")
+    row_tokens: int = setting(512, "Tokens per row of packed text.", least=8)
+    micro_rows: int = setting(4, "Rows per pass. Fewer need less memory.", least=1)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class DraftStart:
 
     init_from: str = setting(
         "",
-        "Begin with layers of the target, with random weights, or as a model with the same tokenizer.  "
+        "Start from layers of the target, from random weights, or from a model with the same tokenizer.  "
         "[default: target, or scratch with other sizes]",
         metavar="target|scratch|MODEL",
     )

@@ -1,7 +1,7 @@
-"""Draft with an accelerated residual stream that reaches at a gate what the target's own stream reaches layers later.
+"""Draft with an accelerated residual stream, whose state at a gate predicts the state of much later layers.
 
 Bhendawade et al.: M2R2: Mixture of Multi-rate Residuals for Efficient Transformer Inference, 2025, arXiv 2502.02040.
-What the paper states and what is ours: docs/m2r2.md. The same trained modules serve m2r2_dynamic and m2r2_prefetch.
+docs/m2r2.md separates the paper's statements from our choices. m2r2_dynamic and m2r2_prefetch use the same modules.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ Heads = Callable[[Tensor], Tensor]
 
 @dataclass
 class M2R2(TwoStreamMethod, Speculative):
-    """Draft with the accelerated stream at a gate, verify with the slow stream, which is the target itself.
+    """Draft with the accelerated stream at a gate, and verify with the target.
 
     modules       folder of the trained adapters
-    gates         layers where the accelerated stream starts again, joined by +; empty takes 1/8, 1/4, 1/2 of the depth
-    rate          slow layers that one of the accelerated stream is to be worth; 0 reaches the last layer at each gate
-    adapters      lora, bottleneck or hybrid; rank and alpha are theirs: what they add is scaled by alpha / rank
-    exit          the gate that drafts; 0 takes the first
+    gates         layers where the accelerated stream restarts, joined by +; empty: 1/8, 1/4 and 1/2 of the depth
+    rate          slow layers per accelerated layer; 0: reach the last layer at each gate
+    adapters      lora, bottleneck or hybrid, of size rank; their output is multiplied by alpha / rank
+    exit          the gate that drafts; 0: the first
     draft_tokens  tokens drafted per verification
     width         branches kept at each depth of the draft; 1 is a chain
-    confidence    draft no token with which the likeliest branch would have a lower probability; 0 never stops
-    source        what drafts at the gate: accelerated, or, to compare with, slow or exit (LITE-style, of the same size)
+    confidence    stop before the likeliest branch would have a lower probability; 0 never stops
+    source        what drafts: accelerated, or for comparison slow or exit (LITE-style exit of the same size)
     """
 
     exit: int = 0
-    draft_tokens: int = 4
+    draft_tokens: int = 6
     width: int = 1
-    confidence: float = 0.0
+    confidence: float = 0.2
     source: Literal["accelerated", "slow", "exit"] = "accelerated"
-    demo = ("exit=2,draft_tokens=6,confidence=0.2",)
     _gate: int = field(init=False, repr=False, compare=False)
     _run: PairedRun | None = field(init=False, repr=False, compare=False)
     _head: Heads = field(init=False, repr=False, compare=False)

@@ -1,9 +1,9 @@
-"""Draft with extra heads on the target's last state, each for a token further ahead, and verify a tree of their picks.
+"""Draft a tree with extra heads on the target's last state; each head predicts a token further ahead.
 
 Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads, 2024, arXiv 2401.10774:
-heads, static tree, typical acceptance, training with the target frozen (Medusa-1). The heads read the state of the last
-accepted row. Ours: 15 nodes; labels, see heads.py; paths measured as a whole where training chooses the tree; what is
-assumed of heads that were not measured.
+heads, static tree, typical acceptance, training with a frozen target (Medusa-1). The heads read the state of the last
+accepted row. Ours: 4 nodes; soft labels (heads.py); whole paths are measured where training chooses the tree; assumed
+shares for published heads, which were not measured.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from .trees import Path, pick, read_widths, wide_tree
 
 @dataclass
 class Medusa(Speculative, Trainable):
-    """Draft a tree of what ``heads`` heads expect of the next tokens; one pass of the target verifies it.
+    """Draft a tree with extra heads on the target's last state; one target pass verifies it.
 
-    modules  folder of the trained heads, or of heads in the format in which the authors publish theirs
-    heads    heads, and depth of the tree; 3, as the authors' code trains: each costs as much as the LM head
-    tree     sparse (the ``nodes`` likeliest, as measured in training) or widths: 4x2x1; 1x1x1 is a chain
-    nodes    rows of a sparse tree; 63 in the paper, for GPUs: here 15, as 16 rows are cheap on a CPU too
-    accept   exact (argmax, rejection when sampling) or typical (lossy: p above min(epsilon, delta exp(-H)))
+    modules         folder of the trained heads, or of published heads in the authors' format
+    heads           heads, and depth of the tree; 3 as in the authors' code; each costs as much as the LM head
+    tree            sparse (the ``nodes`` most frequent paths in training) or widths such as 4x2x1; 1x1x1 is a chain
+    nodes           rows of a sparse tree; 63 in the paper, for GPUs; few here, because rows cost time on a CPU
+    accept          exact (argmax, or rejection when sampling) or typical (lossy: p above min(epsilon, delta exp(-H)))
+    epsilon, delta  constants of accept=typical
     """
 
     modules: str = ""
     heads: int = 3
     tree: str = "sparse"
-    nodes: int = 15
+    nodes: int = 4
     accept: Literal["exact", "typical"] = "exact"
     epsilon: float = 0.09
     delta: float = 0.3
-    demo = ("heads=2,nodes=4",)
     _heads: Heads = field(init=False, repr=False, compare=False)
     _paths: tuple[Path, ...] = field(default=(), init=False, repr=False, compare=False)
     _state: Tensor = field(init=False, repr=False, compare=False)
@@ -70,7 +70,7 @@ class Medusa(Speculative, Trainable):
 
     @property
     def reason(self) -> str:  # type: ignore[override]
-        return "" if self.accept == "exact" else "typical acceptance keeps tokens more often than the target says them"
+        return "" if self.accept == "exact" else "typical acceptance keeps tokens more often than the target would"
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
         return fresh_heads(lm_head, self.heads)

@@ -1,7 +1,7 @@
-"""Let only some tokens pass every other block; the rest go around it, unseen there.
+"""Let only some tokens pass every other block; the others skip it and are not seen there.
 
 Raposo et al.: Mixture-of-Depths: Dynamically allocating compute in transformer-based language models, 2024, arXiv
-2404.02258. Ours: a trained target, frozen, is adapted by routers, predictors and low-rank adapters; see routers.py.
+2404.02258. Ours: a frozen, trained target is adapted with routers, predictors and low-rank adapters; see routers.py.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ from .routers import EPS, BlockRouter, RoutedDepth, blend, routed_loss, routed_y
 
 @dataclass
 class MixtureOfDepths(Method, Trainable):
-    """Every other block takes only the tokens that a predictor expects to be worth it.
+    """Let every other block process only the tokens that a predictor selects.
 
     modules      folder of the trained routers, predictors and adapters
-    capacity     share of a sequence that a routed block was trained to take; 0.125 in the paper
-    threshold    chance above which the predictor lets a token pass; 0.5 in the paper, at 0 all pass, at 1 none
-    rank, alpha  of the adapters: what they add is scaled by alpha / rank
+    capacity     share of a sequence that a routed block processes in training; 0.125 in the paper
+    threshold    probability above which a token passes; 0.5 in the paper; at 0 all pass, at 1 none
+    rank, alpha  size and scale of the adapters: their output is multiplied by alpha / rank
     """
 
     modules: str = ""
     capacity: float = 0.125
-    threshold: float = 0.5
+    threshold: float = 0.02
     rank: int = 32
     alpha: float = 32.0
-    demo = ("threshold=0.02",)
     exactness = "lossy"
-    reason = "tokens go around blocks that the target takes them through, and nothing is verified"
-    no_batch_reason = "each sequence of a batch would go around other blocks"
+    reason = "tokens skip blocks of the target, and no token is verified"
+    no_batch_reason = "each sequence of a batch would skip different blocks"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("capacity", "alpha")
     _view: Target = field(init=False, repr=False, compare=False)

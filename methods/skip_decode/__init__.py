@@ -1,9 +1,9 @@
-"""Run fewer layers the longer the answer gets: a depth for each position, fixed in advance, never growing.
+"""Run fewer layers the longer the answer gets: a fixed depth for each position, which never grows.
 
 Del Corro et al.: SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference, 2023,
 arXiv 2307.02628. A few layers at the bottom always run, then the top ones; no key or value is ever missing, and all
-sequences of a batch run the same layers. Ours: the defaults, which the paper does not give, and low-rank adapters in
-place of tuning all weights.
+sequences of a batch run the same layers. Ours: the defaults, which the paper does not give, and low-rank adapters
+instead of tuning all weights.
 """
 
 from __future__ import annotations
@@ -39,26 +39,25 @@ from .schedule import DepthSchedule, schedule_loss, schedule_yardsticks
 
 @dataclass
 class SkipDecode(Method, Batched, Trainable):
-    """Fall from ``max_layers`` to ``min_layers`` over the first tokens of an answer, by leaving out middle layers.
+    """Skip more and more middle layers along the answer, down to ``min_layers``.
 
     modules        folder of the trained adapters
-    min_layers     depth at the end of the fall and after it; 0 takes half of the target's layers
-    max_layers     depth of the prompt and of the first new token; 0 takes all layers
+    min_layers     depth at the end of the fall; 0: five eighths of the target's layers
+    max_layers     depth of the prompt and of the first new token; 0: all layers
     warmup_layers  layers at the bottom that always run
-    fall_tokens    new tokens over which the depth falls, in a line
-    adapters       lora (trained under the schedule, the target frozen) or none: the target's layers as they are
-    rank, alpha    of the adapters: what they add is scaled by alpha / rank
+    fall_tokens    new tokens over which the depth falls linearly
+    adapters       lora (trained under the schedule, target frozen) or none (the target's own layers)
+    rank, alpha    size and scale of the adapters: their output is multiplied by alpha / rank
     """
 
     modules: str = ""
     min_layers: int = 0
     max_layers: int = 0
     warmup_layers: int = 1
-    fall_tokens: int = 64
+    fall_tokens: int = 32
     adapters: Literal["lora", "none"] = "lora"
     rank: int = 32
     alpha: float = 32.0
-    demo = ("min_layers=10,fall_tokens=32",)
     exactness = "lossy"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("warmup_layers", "alpha")
@@ -78,8 +77,8 @@ class SkipDecode(Method, Batched, Trainable):
 
     @property
     def reason(self) -> str:  # type: ignore[override]
-        trained = "" if self.needs_modules else ", and no layer was trained for it"
-        return f"later tokens leave out layers and are not verified by the full target{trained}"
+        trained = "" if self.needs_modules else ", and its layers were not trained for that"
+        return f"later tokens skip layers and are not verified by the full target{trained}"
 
     @property
     def needs_modules(self) -> bool:
@@ -107,7 +106,7 @@ class SkipDecode(Method, Batched, Trainable):
 
     def schedule(self, layers: int) -> DepthSchedule:
         most = self.max_layers or layers
-        least = self.min_layers or min(most, max(self.warmup_layers, layers // 2, 1))
+        least = self.min_layers or min(most, max(self.warmup_layers, layers * 5 // 8, 1))
         return DepthSchedule(layers, most, least, self.warmup_layers, self.fall_tokens)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> Adapters:

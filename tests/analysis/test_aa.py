@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, sqrt
@@ -13,7 +12,7 @@ from compared import file_of
 from fixtures_records import BASELINE, RUN, baseline_row, failed
 from refusals import refused
 
-from benchctl.analysis.stats.aa import SelfComparison, compare_with_itself, to_text
+from benchctl.analysis.stats.aa import compare_with_itself
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
 
@@ -111,9 +110,3 @@ def test_a_prompt_that_lost_a_repeat_stays_with_those_it_has() -> None:
 def test_files_that_cannot_tell_are_refused(file: RunFile, id: str) -> None:
     with refused(id, file.path.name):
         compare_with_itself([file])
-
-
-def test_the_result_is_kept_with_the_settings_that_its_noise_depends_on() -> None:
-    document = json.loads(to_text(SelfComparison(BASELINE, 0.04, 0.0125, 10, 8, 1), RUN))
-    assert (document["kind"], document["false_positive_rate"]) == ("aa", 0.04)
-    assert (document["minimum_detectable_effect"], document["threads"], document["dtype"]) == (0.0125, 1, "float32")

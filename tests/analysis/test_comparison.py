@@ -15,6 +15,7 @@ from fixtures_records import (
     TARGET,
     baseline_row,
     drafted_row,
+    exiting_row,
     failed,
     method,
     usual_rows,
@@ -69,6 +70,14 @@ def test_trained_modules_count_where_both_runs_have_the_label() -> None:
     assert differences(one, other) == (Difference("modules", "medusa aa", "medusa zz"),)
 
 
+def test_options_count_where_both_runs_have_the_label() -> None:
+    """A default that changes gives an old label another meaning; an option that an old file lacks is no difference."""
+    drafters = (replace(method("m2r2"), options=options) for options in ({"width": 1, "exit": 0}, {"width": 2}))
+    one, other = (replace(RUN, methods=(*RUN.methods, drafter)) for drafter in drafters)
+    assert differences(RUN, one) == differences(one, one) == ()
+    assert differences(one, other) == (Difference("options", "m2r2 width=1", "m2r2 width=2"),)
+
+
 def test_files_of_one_group_are_sessions_of_the_same_prompts() -> None:
     (group,) = compare([file_of(usual_rows(), name=name) for name in ("1.jsonl", "2.jsonl")])
     assert [(found.prompts, found.generations) for found in group.pooled.methods] == [(20, 40)] * 3
@@ -118,3 +127,21 @@ def test_files_without_generations_are_refused() -> None:
     warm_up = file_of([replace(baseline_row(), repeat=-1)])
     with refused("no_generations", str(warm_up.path), "--resume"):
         compare([warm_up])
+
+
+@pytest.mark.parametrize(("seconds", "layers", "refused"), [(0.6, 12, ""), (0.4, 12, "impossibly_fast"), (0.4, 6, "")])
+def test_passes_in_less_than_half_the_time_of_the_baseline_s_are_refused(
+    seconds: float, layers: int, refused: str
+) -> None:
+    """A step of the baseline takes a second for twelve layers; half of the layers take half of the time."""
+    depths = (12, *[layers] * 8)
+    rows = [
+        row
+        for exiting in (exiting_row(f"p{number}", tokens=9) for number in range(6))
+        for row in (
+            baseline_row(exiting.prompt_id, tokens=9, step_s=1.0),
+            replace(exiting, step_s=(seconds,) * len(exiting.step_s), layers=depths),
+        )
+    ]
+    method = next(method for method in group_of(rows).pooled.methods if method.label == EXITING)
+    assert method.refused == refused

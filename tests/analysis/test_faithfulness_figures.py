@@ -12,9 +12,11 @@ from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_r
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.metrics.faithfulness import KL, LOG_LIKELIHOOD_DIFFERENCE, TARGET_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
-from benchctl.analysis.tables.text import render
+from benchctl.analysis.tables.text import View, render
 from benchctl.cli import main
 from benchctl.records.schema import Row
+
+FULL = View(full=True, width=100)
 
 
 def _values(group: Group, metric: Metric) -> dict[str, float | None]:
@@ -72,7 +74,7 @@ def test_where_no_answer_differs_all_is_the_targets_and_no_table_says_so() -> No
     group = group_of([baseline_row(), drafted_row()])
     assert _values(group, TARGET_AGREEMENT)[DRAFTED] == 1.0
     assert _values(group, LOG_LIKELIHOOD_DIFFERENCE)[DRAFTED] == 0.0
-    assert "Fidelity (no judge)" not in render([group])
+    assert "Fidelity (no judge)" not in render([group], view=FULL)
 
 
 def test_a_table_has_the_figures_that_there_are() -> None:
@@ -80,7 +82,7 @@ def test_a_table_has_the_figures_that_there_are() -> None:
     rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0, kl_tokens=3.0, kl_nats=6.0)]
     rows += [baseline_row("p1"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
     group = group_of(rows)
-    text = unstyle(render([group]))
+    text = unstyle(render([group], view=FULL))
     table = text[text.index("Fidelity (no judge)") :].splitlines()
     assert next(line.split() for line in table if line.startswith("early_exit")) == [
         *("early_exit", "0.833", "-0.500", "2")
@@ -89,9 +91,9 @@ def test_a_table_has_the_figures_that_there_are() -> None:
 
 def test_a_method_that_degenerates_has_the_table_too() -> None:
     looping = replace(drafted_row(steps=10), token_ids=(3,) * 21)
-    text = unstyle(render([group_of([baseline_row(tokens=21), looping])]))
+    text = unstyle(render([group_of([baseline_row(tokens=21), looping])], view=FULL))
     line = next(line for line in text[text.index("Fidelity (no judge)") :].splitlines() if line.startswith("two_model"))
-    assert line.split() == ["two_model", "draft_tokens=3", "1.000"]
+    assert line.split() == ["two_model", "1.000"]
 
 
 def test_the_pareto_plot_works_with_the_targets_agreement(tmp_path: Path) -> None:
@@ -106,9 +108,9 @@ def test_the_pareto_plot_works_with_the_targets_agreement(tmp_path: Path) -> Non
 
 def test_numeric_verdicts_have_a_column_where_there_are_some() -> None:
     numeric = replace(drafted_row(), verdict="numeric", first_divergence=4)
-    with_some = unstyle(render([group_of([baseline_row(), numeric])]))
+    with_some = unstyle(render([group_of([baseline_row(), numeric])], view=FULL))
     assert "identical  tie  numeric  lossy" in with_some
-    assert "identical  tie  lossy" in unstyle(render([group_of([baseline_row(), drafted_row()])]))
+    assert "identical  tie  lossy" in unstyle(render([group_of([baseline_row(), drafted_row()])], view=FULL))
 
 
 def test_sampled_answers_have_their_divergence_alone() -> None:
@@ -116,6 +118,6 @@ def test_sampled_answers_have_their_divergence_alone() -> None:
     group = group_of([baseline_row(), sampled])
     figures = TARGET_AGREEMENT, LOG_LIKELIHOOD_DIFFERENCE, KL
     assert [_values(group, metric)[EXITING] for metric in figures] == [None, None, 0.25]
-    text = unstyle(render([group]))
+    text = unstyle(render([group], view=FULL))
     line = next(line for line in text[text.index("Fidelity (no judge)") :].splitlines() if line.startswith(EXITING))
     assert line.split() == [EXITING, "0.25"]

@@ -112,6 +112,21 @@ def test_a_failed_generation_is_neither_right_nor_wrong_and_leaves_its_pair_out(
     assert _value(faithfulness.EXACT_MATCH_DIFFERENCE, pairs) == -1 / 2
 
 
+def test_a_share_and_a_difference_of_shares_keep_within_their_bounds() -> None:
+    """Of six answers one is right, where the baseline has five: a plain interval would end below 0 and -1."""
+    prompts = [f"p{number}" for number in range(6)]
+    said = ((replace(baseline_row(each), text="4" if each != "p5" else "no"), exiting_row(each)) for each in prompts)
+    rows = [row for base, exiting in said for row in (base, replace(exiting, text="4" if base.text == "no" else "no"))]
+    pairs = pair(
+        frame_of(rows, replace(RUN, suites=(replace(KOALA, exact_answers=dict.fromkeys(prompts, ("4",))),))),
+        EXITING,
+        BASELINE,
+    )
+    share, lost = estimates(pairs, (faithfulness.EXACT_MATCH, faithfulness.EXACT_MATCH_DIFFERENCE))
+    assert share.value == pytest.approx(1 / 6) and share.interval is not None and share.interval.low == 0.0
+    assert lost.value == pytest.approx(-4 / 6) and lost.interval is not None and lost.interval.low == -1.0
+
+
 def test_answers_that_cannot_be_checked_have_no_score_rather_than_0(frame: pd.DataFrame) -> None:
     pairs = pair(frame, DRAFTED, BASELINE)
     assert (_value(faithfulness.EXACT_MATCH, pairs), _value(faithfulness.EXACT_MATCH_DIFFERENCE, pairs)) == (None, None)

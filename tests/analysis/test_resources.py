@@ -81,10 +81,10 @@ def test_the_table_has_the_columns_that_this_machine_can_tell() -> None:
 
     rows = [replace(row, peak_memory_bytes=9) for row in (baseline_row("p0"), baseline_row("p1"))]
     assert titles(rows, RUN) == []
-    assert titles(rows, SIZED) == ["of the bandwidth bound"]
+    assert titles(rows, SIZED) == ["memory bandwidth reached"]
     rows = [replace(row, reserved_memory_bytes=9, energy_j=1.0) for row in rows]
     assert titles(rows, replace(SIZED, device="cuda")) == [
-        "of the bandwidth bound",
+        "memory bandwidth reached",
         "J per token",
         "peak memory MB",
         "held by torch MB",

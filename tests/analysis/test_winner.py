@@ -14,7 +14,7 @@ from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.intervals import Levels, p_value
 from benchctl.analysis.tables.text import render
-from benchctl.analysis.winner import Winner, fastest, holm, sentence
+from benchctl.analysis.winner import Winner, fastest, holm
 from benchctl.records.schema import Exactness, Row, Run
 
 PROMPTS = 20
@@ -53,8 +53,6 @@ def test_the_fastest_is_named_with_those_it_beats_and_those_it_may_not() -> None
     assert {found.label, *found.tied} == {"b", "c"}
     assert found.slower == ("a", BASELINE)
     assert found.pairs == 6
-    said = sentence(group, found)
-    assert "Fastest of 4" in said and f"{found.label}, 1.50x [1.50, 1.50]" in said and found.tied[0] in said
 
 
 @pytest.mark.parametrize(("pace", "order"), [(1.4, ("a", BASELINE)), (0.8, (BASELINE, "a"))])
@@ -62,7 +60,7 @@ def test_one_of_two_beats_the_other_and_the_baseline_may_win(pace: float, order:
     group = group_of(rows_of({"a": pace}), run_of({"a": pace}))
     found = fastest(group)
     assert found is not None and (found.label, *found.slower) == order
-    assert found.tied == () and "1 pair" in sentence(group, found)
+    assert found.tied == () and found.pairs == 1
 
 
 def test_json_has_the_winner() -> None:
@@ -173,7 +171,7 @@ def test_a_lossy_method_that_others_are_set_against_does_not_compete() -> None:
     (group,) = compare([over(file_of(rows, run), "a")])
     found = fastest(group)
     assert found is not None and (found.label, found.slower) == ("b", ("c",))
-    assert "Fastest of 2" in sentence(group, found) and "b, 0.40x" in sentence(group, found)
+    assert found.speedup.value == pytest.approx(0.4, rel=0.01)
 
 
 def _number(row: Row) -> int:

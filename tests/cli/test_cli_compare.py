@@ -57,7 +57,7 @@ def test_files_that_are_not_comparable_are_shown_apart_and_no_success(path: Path
     result = _compare(path, other)
     assert result.exit_code == 2
     assert "threads is 2, there 1" in result.stdout
-    assert f"{other} in threads, from {path}" in " ".join(result.stderr.split())
+    assert f"{other} in threads differs from {path}" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,36 @@ def test_a_file_that_cannot_be_used_gives_one_message(
     assert unmatched.exit_code == 2 and "benchctl run" in unmatched.stderr
 
 
-def test_acceptance_and_the_agreement_of_judges_have_no_brief_form(path: Path) -> None:
-    """Both would show all of it, brief or not."""
-    assert _compare(path, "--format", "brief").exit_code == 0
-    assert _compare(path, "--acceptance", "--format", "brief").exit_code == 2
-    assert _compare("--scores", path, "--format", "brief").exit_code == 2
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--format brief", "--full"),
+        ("--acceptance --columns speedup", "--columns"),
+        ("--format csv --full", "--full"),
+        ("--format json --name two_model=Ours", "--name"),
+        ("--check --format json", "--check"),
+        ("--schema results", "--schema"),
+        ("--name Ours", "LABEL=NAME"),
+        ("--columns pace", "tokens_per_s"),
+        ("--name medusa=Ours", DRAFTED),
+    ],
+)
+def test_options_without_an_effect_and_unknown_names_are_refused(path: Path, words: str, named: str) -> None:
+    result = _compare(path, *words.split())
+    assert (result.exit_code, result.stdout, named in result.stderr) == (2, "", True)
+
+
+def test_columns_and_names_for_print_reach_the_table(path: Path) -> None:
+    result = _compare(path, "--columns", "lossless, speedup", "--name", f"{DRAFTED}=Ours", "--format", "md")
+    assert "| method | lossless | speed-up [95%] |" in result.stdout and "| Ours | yes | 1.59x" in result.stdout
+
+
+def test_ten_methods_on_five_suites_take_at_most_forty_lines(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took 871 at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = _compare(root / "results" / "reference" / "all-1.jsonl").stdout.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 80
+    assert sum(line.startswith("Warning: ") for line in lines) <= 3 and lines[-1].startswith("more: ")
 
 
 def test_times_can_be_set_against_another_method(path: Path) -> None:
@@ -105,10 +130,9 @@ def test_against_a_method_that_drafts_the_table_shows_the_difference_of_acceptan
     rows = [*usual_rows(), *(replace(drafted_row(prompt), label="other") for prompt in ("p0", "p1", "p2", "p3", "p4"))]
     run = replace(RUN, methods=(*RUN.methods, replace(RUN.methods[1], label="other")))
     two = write(path.with_name("two.jsonl"), rows, run)
-    shown = _compare(two, "--over", DRAFTED, "--format", "md").stdout
+    shown = _compare(two, "--over", DRAFTED, "--full", "--format", "md").stdout
     assert "acceptance difference [95%]" in shown and "+0.000 [+0.000, +0.000]" in shown
-    assert "acceptance difference" not in _compare(two, "--format", "md").stdout
-    assert "two_model" in _compare(two, "--over", DRAFTED).stdout  # whole: it has a table of its own
+    assert "acceptance difference" not in _compare(two, "--full", "--format", "md").stdout
 
 
 def test_times_cannot_be_set_against_what_was_not_measured(path: Path) -> None:

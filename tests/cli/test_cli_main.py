@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchctl import __version__
-from benchctl.cli import VERBS, main
+from benchctl.cli import OUT, VERBS, main
 from benchctl.cli.judge import KEY_ENV
 from benchctl.errors import InvalidData, UserError
 
@@ -59,7 +60,7 @@ def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -
     texts = [file.read_text(encoding="utf-8") for file in files]
     reading = "\n".join(text for text in texts if "os.environ" in text)
     reading = re.sub(r'metavar="\w+"', "", reading)
-    names = {KEY_ENV, *re.findall(r'"([A-Z]{2,}(?:_[A-Z]+)*)"', reading)}
+    names = {KEY_ENV, *re.findall(r'"([A-Z]{2,}(?:_[A-Z]+)*)"', reading)} - {"PASSIVE"}  # a value
     assert {"RANK", "BENCHCTL_CACHE", "HTTPS_PROXY", "OMP_WAIT_POLICY"} < names
     printed = CliRunner().invoke(main, ["--help"]).output
     assert [name for name in names if name not in printed] == []
@@ -83,7 +84,7 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     [
         (UserError("no_file", "No file 'x'; name one that exists."), 2, "Error: No file 'x'; name one that exists.\n"),
         (InvalidData("torn", "Torn."), 3, "Error: Torn.\n"),
-        (KeyboardInterrupt(), 130, "Continue with: benchctl list\n"),
+        (KeyboardInterrupt(), 130, "\n  benchctl list\n"),
     ],
 )
 def test_what_a_user_can_fix_is_one_message_and_an_exit_code(
@@ -93,6 +94,46 @@ def test_what_a_user_can_fix_is_one_message_and_an_exit_code(
     result = CliRunner().invoke(main, ["list"])
     assert (result.exit_code, result.stdout) == (code, "")
     assert shown in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "out", "printed"),
+    [
+        ("run -m two_model", "results/a b.jsonl", "run -m two_model --out 'results/a b.jsonl' --resume"),
+        ("run --out=x.jsonl --resume", "x.jsonl", "run --out=x.jsonl --resume"),
+        ("run -m 'm2r2[exit=2]'", "", "run -m 'm2r2[exit=2]'"),
+        ("train draft --out new", "new", "train draft --out new --resume"),
+        ("judge 'a b.jsonl'", "", "judge 'a b.jsonl'"),
+        ("doctor --aa", "results/aa.jsonl", "doctor --aa"),
+    ],
+)
+def test_an_interrupted_command_prints_the_one_that_continues_it(
+    typed: str, out: str, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`out` is the file that the command was writing, "" before it had one."""
+    words = shlex.split(typed)
+
+    def interrupted(context: click.Context) -> None:
+        if out:
+            context.meta[OUT] = Path(out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Group, "invoke", lambda self, context: interrupted(context))
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 130 and result.stderr.splitlines()[-1] == f"  benchctl {printed}"
+
+
+@pytest.mark.parametrize(("verb", "new"), [("verify", "doctor --method"), ("validate", "compare --check")])
+def test_a_verb_that_moved_names_its_new_form_in_one_line(verb: str, new: str) -> None:
+    result = CliRunner().invoke(main, [verb, "--method", "two_model"])
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1) and new in result.stderr
+
+
+def test_top_help_fits_80_columns_with_a_line_for_each_verb_and_without_completion() -> None:
+    lines = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout.splitlines()
+    assert len(lines) <= 50 and max(map(len, lines)) <= 80
+    shown = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS]
+    assert sorted(shown) == sorted(set(VERBS) - {"completion"})
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +148,7 @@ def test_list_methods_shows_family_exactness_and_options() -> None:
     assert {"autoregressive", "two_model", "prompt_lookup", "early_exit"} <= methods.keys()
     assert methods["two_model"]["family"] == "Speculative"
     assert methods["two_model"]["exactness"] == "exact"
-    assert {"name": "draft_tokens", "kind": "a whole number", "default": "5"} in methods["two_model"]["options"]
+    assert {"name": "draft_tokens", "kind": "a whole number", "default": "6"} in methods["two_model"]["options"]
     assert all(line["description"] for line in methods.values())
 
 
@@ -116,7 +157,7 @@ def test_list_methods_shows_family_exactness_and_options() -> None:
     [
         ("list methods", "two_model"),
         ("list judges", "likelihood"),
-        ("list benches", "mt-bench"),
+        ("list suites", "mt-bench"),
         ("list models", "target"),
         ("--version", f"benchctl, version {__version__}\n"),
     ],

@@ -39,6 +39,13 @@ def test_a_run_ends_with_the_table_and_the_files_name(here: Path) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_the_table_has_the_width_of_the_terminal(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It always had 80 columns."""
+    monkeypatch.setenv("COLUMNS", "50")
+    *table, more, results = invoke_run("--method", "prompt_lookup").stdout.splitlines()
+    assert 40 < max(map(len, table)) <= 50 and "--full" in more and results == "Results: out.jsonl"
+
+
 @pytest.mark.slow
 def test_a_sweep_measures_every_combination(here: Path) -> None:
     """Alone it does not bring in the methods that run by default; beside labels it adds to them."""
@@ -46,7 +53,7 @@ def test_a_sweep_measures_every_combination(here: Path) -> None:
     result = invoke_run(*sweep, "--repeats", "1")
     assert result.exit_code == 0, result.output
     labels = [method.label for method in read(here / "out.jsonl").run.methods]
-    options = ("draft_tokens=2", "draft_tokens=2,confidence=0.5", "draft_tokens=3", "draft_tokens=3,confidence=0.5")
+    options = ("draft_tokens=2,confidence=0.0", "draft_tokens=2", "draft_tokens=3,confidence=0.0", "draft_tokens=3")
     assert labels == ["autoregressive", *(f"two_model[{each}]" for each in options)]
     both = invoke_run(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
     assert both.exit_code == 0, both.output
@@ -72,7 +79,7 @@ def unread(here: Path) -> Path:
     ("model", "label", "message"),
     [
         ("absent", "early_exit[exits=40]", "exit 40 is not below the target's 3 layers"),
-        ("absent", "lookahead[window=4000]", "4002 tokens ahead"),
+        ("absent", "lookahead[window=4000]", "4001 tokens ahead"),
         ("absent", "skip_decode[adapters=none,min_layers=99]", "min_layers 99"),
         ("absent", "m2r2[gates=3,modules=made]", "gate 3"),
         ("absent", "expert_offload", "mixture of experts"),
@@ -105,21 +112,20 @@ def test_away_from_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(he
     result = invoke_run("--method", "prompt_lookup", "--json")
     assert json.loads(result.stdout)
     lines = result.stderr.splitlines()
-    start, end, results = [line for line in lines if line and not line.startswith("Loading weights")]
+    start, end, more, results = [line for line in lines if line and not line.startswith("Loading weights")]
     assert all(fact in start for fact in ("3 of three (file)", "target, float32, cpu, 1 thread"))
     assert start.endswith("autoregressive, prompt_lookup. -> out.jsonl")
     assert end.startswith("16 generations ") and "% of the time" in end
-    assert results == "Results: out.jsonl"
+    assert more == "more: benchctl compare out.jsonl --full" and results == "Results: out.jsonl"
 
 
-def test_every_option_and_the_command_line_reach_the_record(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/somewhere/bin/benchctl", "run", "--seed", "3"])
+def test_every_option_and_the_command_line_reach_the_record(here: Path) -> None:
     words = "--method two_model --limit 1 --temperature 0.5 --top-p 0.9 --top-k 7 --seed 3 --repeats 1 --dtype float64"
     result = invoke_run(*words.split(), "--max-new-tokens", "3", "--threads", "2", "--warm-up", "0")
     assert result.exit_code == 0, result.output
     file = read(here / "out.jsonl")
     run = file.run
-    assert run.command == ("benchctl", "run", "--seed", "3")
+    assert run.command[:3] == ("benchctl", "run", "--no-watch") and run.command[-1] == "0"
     assert (run.temperature, run.top_p, run.top_k, run.seed) == (0.5, 0.9, 7, 3)
     assert (run.repeats, run.dtype, run.max_new_tokens, run.threads) == (1, "float64", 3, 2)
     assert [(row.label, row.verdict) for row in file.rows] == [("autoregressive", None), ("two_model", "sampled")]
@@ -145,9 +151,9 @@ class TestRefusals:
         ("arguments", "message"),
         [
             ("--method two_modell", "Did you mean 'two_model'?"),
-            ("--method two_model[drafts=3]", "draft_model=, draft_tokens=5"),
+            ("--method two_model[drafts=3]", "draft_model=, draft_tokens=6"),
             ("--method two_model[draft_tokens=0]", "draft_tokens is 0; it must be at least 1"),
-            ("--bench kola", 'unknown bench "kola"'),
+            ("--bench kola", 'unknown suite "kola"'),
             ("--bench nowhere.jsonl", "nowhere.jsonl"),
             ("--model nowhere", "'nowhere'"),
             ("--draft-model nowhere", "'nowhere'"),

@@ -23,15 +23,21 @@ NAMES = [
     ("run --source emb", ["embedded"]),
     ("judge results.jsonl --judge gp", ["gpt"]),
     ("compare results.jsonl --over prompt", ["prompt_lookup"]),
-    ("verify --method deed --bench mt", ["mt-bench"]),
+    ("doctor --method deed --suite mt", ["mt-bench"]),
     ("doctor --method skip", ["skip_decode"]),
     ("doctor --aa --model ref-de", ["ref-dense"]),
     ("train med", ["medusa"]),
-    ("list be", ["benches"]),
+    ("list su", ["suites"]),
     ("completion z", ["zsh"]),
 ]
-FILES = ["compare", "gate", "judge", "plot", "predict", "report", "validate", "import", "doctor --aa"]
-FILES += ["gate results.jsonl --previous", "compare results.jsonl --scores", "report --scores", "run --bench"]
+FILES = ["compare", "gate", "judge", "plot", "predict", "report", "import", "doctor --aa"]
+FILES += [
+    "gate results.jsonl --previous",
+    "compare results.jsonl --scores",
+    "report --scores",
+    "run --bench",
+    "run --suite",
+]
 
 
 def offered(line: str) -> list[CompletionItem]:

@@ -44,8 +44,9 @@ def test_every_method_is_measured_and_the_baseline_comes_by_itself() -> None:
 def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the real demo only the numbers of prompts and tokens are smaller."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(SHOWN, "BENCHES", ("tasks",))
+    monkeypatch.setattr(SHOWN, "SUITES", ("tasks",))
     monkeypatch.setattr(SHOWN, "PROMPTS", 1)
+    monkeypatch.setattr(SHOWN, "EXPERT_PROMPTS", 1)
     monkeypatch.setattr(SHOWN, "_BRIEF", (*SHOWN._BRIEF, "--max-new-tokens", "3", "--warm-up", "0", "--no-watch"))
     result = CliRunner().invoke(main, ["demo", "--out", "first"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -54,25 +55,23 @@ def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pyt
     assert {row.label for row in of_methods.rows} == {registry.BASELINE, *SHOWN.demo_labels()[0]}
     assert {row.label for row in of_experts.rows} == {registry.BASELINE, *SHOWN.demo_labels()[1]}
     assert not any(row.error for file in (of_methods, of_experts) for row in file.rows)
-    assert result.stdout.count("In brief") == 2
+    assert result.stdout.count("\nautoregressive ") == 2
     assert all(name in result.stdout for name in registry.builtin_names())
+    assert of_methods.run.command[:3] == ("benchctl", "run", "--method")
     for printed in ("Plot: first/pareto.png", "Report: first/report.html", "Results: first/methods.jsonl"):
         assert printed in result.stdout
     assert all(name in Path("first/report.html").read_text() for name in registry.builtin_names())
 
 
-def test_the_command_it_records_is_one_that_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[RunSettings] = []
-    monkeypatch.setattr(RUN, "measure", asked.append)
-    monkeypatch.setattr(SHOWN, "_verb", lambda *_: None)
+def test_the_commands_it_runs_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(SHOWN, "_verb", lambda context, *words: asked.append(words))
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "new")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    first, second = asked
-    assert first.command[:2] == second.command[:2] == ("benchctl", "run")
-    again = RUN.run.make_context("run", list(first.command[2:])).params
-    assert (again["source"], again["target"], again["methods"]) == ("embedded", "", SHOWN.demo_labels()[0])
-    assert second.models.target == "ref-moe"
-    assert first.out == tmp_path / "new" / "methods.jsonl"
+    assert [words[0] for words in asked] == ["run", "run", "plot", "report"]
+    first, second = (RUN.run.make_context("run", list(words[1:])).params for words in asked[:2])
+    assert (first["source"], first["target"], first["methods"]) == ("embedded", "", SHOWN.demo_labels()[0])
+    assert (second["target"], first["out"]) == ("ref-moe", tmp_path / "new" / "methods.jsonl")
 
 
 @pytest.mark.parametrize("kept", ["mine", "mine/notes.txt"])

@@ -1,4 +1,4 @@
-"""`benchctl validate` names what cannot be true, and the schema tells other programs the same."""
+"""`benchctl compare --check` names what cannot be true, and the schema has the same rules for other programs."""
 
 import json
 from collections.abc import Callable
@@ -18,13 +18,17 @@ from benchctl.records.schema import Row, Run, Totals, to_line
 Fields = dict[str, Any]
 
 
-def _validate(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["validate", *map(str, arguments)])
+def _compare(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+
+
+def _check(*files: str | Path) -> Result:
+    return _compare("--check", *files)
 
 
 def test_valid_files_are_counted(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.jsonl", usual_rows(n)) for n in (1, 2)]
-    result = _validate(tmp_path / "*.jsonl")
+    result = _check(tmp_path / "*.jsonl")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         f"{path}: valid, {3 * n} generations, 3 labels, schema 6." for n, path in enumerate(paths, 1)
@@ -49,7 +53,7 @@ def test_every_invalid_file_is_named_with_its_line_and_the_valid_ones_are_still_
     for name, (line, _) in broken.items():
         whole = line if name == "theirs" else b"".join([*lines[:2], line, *lines[3:]])
         (tmp_path / f"{name}.jsonl").write_bytes(whole)
-    result = _validate(good, *(tmp_path / f"{name}.jsonl" for name in broken))
+    result = _check(good, *(tmp_path / f"{name}.jsonl" for name in broken))
     assert result.exit_code == 3
     assert result.stdout == f"{good}: valid, 9 generations, 3 labels, schema 6.\n"
     for message, (name, (_, problem)) in zip(result.stderr.splitlines(), broken.items(), strict=True):
@@ -66,7 +70,7 @@ def test_every_invalid_file_is_named_with_its_line_and_the_valid_ones_are_still_
 def test_rows_that_are_not_of_their_run_are_named(tmp_path: Path, row: Row, problem: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(to_line(RUN) + to_line(row))
-    result = _validate(path)
+    result = _check(path)
     assert (result.exit_code, result.stdout) == (3, "")
     assert f"run.jsonl:2: {problem}" in result.stderr
 
@@ -74,13 +78,13 @@ def test_rows_that_are_not_of_their_run_are_named(tmp_path: Path, row: Row, prob
 def test_a_file_that_cannot_be_read_is_wrong_usage_and_an_invalid_one_counts_more(tmp_path: Path) -> None:
     missing, theirs = tmp_path / "missing.jsonl", tmp_path / "theirs.jsonl"
     theirs.write_text("{}\n")
-    assert [_validate(*files).exit_code for files in ((), (missing,), (missing, theirs))] == [2, 2, 3]
+    assert [_check(*files).exit_code for files in ((), (missing,), (missing, theirs))] == [2, 2, 3]
 
 
 def test_a_torn_last_line_is_no_fault_but_noted(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", usual_rows(1))
     path.write_bytes(path.read_bytes()[:-9])
-    result = _validate(path)
+    result = _check(path)
     assert result.exit_code == 0
     assert "valid, 2 generations" in result.stdout and "the last line is torn" in result.stdout
 
@@ -88,7 +92,7 @@ def test_a_torn_last_line_is_no_fault_but_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "schema"), [("default", 3), ("m2r2-aot", 4)])
 def test_files_that_older_versions_wrote_are_valid_also_by_the_schema(root: Path, name: str, schema: int) -> None:
     path = root / "results" / "reference" / f"{name}.jsonl"
-    result = _validate(path)
+    result = _check(path)
     assert result.exit_code == 0
     assert all("m2r2_prefetch[" in line for line in result.stderr.splitlines())
     assert result.stdout.endswith(f"schema {schema}.\n")
@@ -99,7 +103,7 @@ def test_files_that_older_versions_wrote_are_valid_also_by_the_schema(root: Path
 
 @cache
 def _schema() -> Draft202012Validator:
-    schema = json.loads(_validate("--schema").stdout)
+    schema = json.loads(_compare("--schema", "results").stdout)
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
@@ -160,4 +164,4 @@ def refused(
     change(line)
     assert not _schema().is_valid(line)
     (folder / "run.jsonl").write_bytes(before + json.dumps(line).encode() + b"\n" + after)
-    assert _validate(folder / "run.jsonl").exit_code == 3
+    assert _check(folder / "run.jsonl").exit_code == 3

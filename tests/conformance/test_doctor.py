@@ -61,7 +61,17 @@ def test_every_check_is_shown_to_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["two_model", "prompt_lookup", "medusa", "lookahead", "m2r2", "skip_decode", "mixture_of_depths", *MODES]
+    "label",
+    [
+        "two_model",
+        "prompt_lookup",
+        "medusa",
+        "lookahead",
+        "m2r2",
+        "skip_decode",
+        "mixture_of_depths[threshold=0.5]",
+        *MODES,
+    ],
 )
 def test_what_a_method_is_for_is_seen(label: str, tmp_path: Path) -> None:
     assert [ON_A_TARGET["engaged"](MethodUnderTest(label, tmp_path), random_models(kind)) for kind in KINDS] == [
@@ -125,7 +135,7 @@ def test_every_built_in_method_passes(label: str) -> None:
 def test_answers_hold_stop_tokens_in_every_role(tmp_path: Path) -> None:
     """Or the check of stop tokens would prove little."""
     for kind in KINDS:
-        method = MethodUnderTest("two_model", tmp_path).prepared(random_models(kind))
+        method = MethodUnderTest("two_model[confidence=0]", tmp_path).prepared(random_models(kind))
         full = answer(method, random_models(kind), prompt_of(13), NEW_TOKENS)
         assert set(_roles(full)) == {"first", "inner", "last accepted", "bonus"}
 
@@ -168,12 +178,14 @@ def test_doctor_prints_json_and_exits_with_nought_where_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--method", "two_model", "--aa"), "give one of them"),
-        (("--method", "two_model", "a.jsonl"), "give one of them"),
-        (("a.jsonl",), "are for --aa"),
-        (("--out", "aa.json"), "are for --aa"),
-        (("--aa", "a.jsonl", "--model", "m"), "--model and --out are for the small run"),
-        (("--aa", "--out", "aa.json", "a.jsonl"), "--model and --out are for the small run"),
+        (("--method", "two_model", "--aa"), "--aa"),
+        (("--method", "two_model", "a.jsonl"), "FILES"),
+        (("a.jsonl",), "--aa"),
+        (("--out", "aa.json"), "--aa"),
+        (("--model", "m"), "--method or --aa"),
+        (("--method", "two_model", "--draws", "5"), "--draws"),
+        (("--aa", "a.jsonl", "--model", "m"), "--model and --out"),
+        (("--aa", "--out", "aa.json", "a.jsonl"), "--model and --out"),
         (("--aa", "nosuch.jsonl"), "nosuch.jsonl"),
         (("--method", "nosuch"), "Unknown method 'nosuch'"),
         (("--method", "two_model", "--method", "two_model[depth=3]"), "has no option 'depth'"),

@@ -1,4 +1,4 @@
-"""`benchctl verify`: what it asks of a method on one's own model, that mistakes are found, and what it prints."""
+"""`benchctl doctor --method --model`: what it asks of a method, that mistakes are found, and what it prints."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ def case(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "label",
-    ["two_model[draft_tokens=3,confidence=0.4]", "prompt_lookup", "early_exit[mode=draft,threshold=0.3]"],
+    "label", ["two_model[draft_tokens=3,confidence=0.4]", "prompt_lookup", "early_exit[mode=draft,threshold=0.3]"]
 )
 def test_a_method_that_keeps_its_claim_passes_every_check(label: str) -> None:
     found = {each.check: each for each in verify(case(label, draws=40), "tiny")}
@@ -76,8 +75,8 @@ def test_a_draft_cache_that_the_text_hides_is_found_by_its_steps(mutant: type[Tw
 
 ORACLES: dict[str, Drafter] = {
     "two_model[draft_tokens=3,confidence=0.4]": model_drafter(pair("llama").naive_draft, 3, 0.4),
-    "prompt_lookup[draft_tokens=3,match=last]": lookup_drafter(3, 2, "last"),
-    "prompt_lookup[draft_tokens=2,max_ngram=3,allow_short=false]": lookup_drafter(2, 3, "first", False),
+    "prompt_lookup[draft_tokens=3,max_ngram=2]": lookup_drafter(3, 2, "last"),
+    "prompt_lookup[draft_tokens=2,match=first,allow_short=false]": lookup_drafter(2, 3, "first", False),
     "early_exit[mode=draft,exits=3+1,threshold=0.3]": exit_drafter(
         pair("llama").naive, ExitRule((1, 3), threshold=0.3), 4
     ),
@@ -243,7 +242,7 @@ def invoke(*arguments: str) -> Result:
     usual = (
         "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 8 --draws 30 --limit 2"
     )
-    return CliRunner().invoke(main, ["verify", *usual.split(), *arguments])
+    return CliRunner().invoke(main, ["doctor", *usual.split(), *arguments])
 
 
 @pytest.mark.slow
@@ -280,6 +279,7 @@ def test_verify_exits_with_1_where_a_check_fails(here: Path, monkeypatch: pytest
         (("--method", "two_model", "--model", "/nope", "--draft-model", ""), "/nope"),
         (("--method", "prompt_lookup", "--draft-model", "/nope"), "/nope"),
         (("--method", "two_model", "--draft-model", ""), "draft"),
+        (("--aa",), "--draft-model"),
         (("--method", "medusa"), "medusa"),
     ],
 )

@@ -59,7 +59,7 @@ def usual_page() -> str:
 
 
 def page_of(groups: Sequence[Group], decoders: Decoders = lambda run: None) -> str:
-    return report(groups, decoders, made="Made in a test.").html
+    return report(groups, decoders, frozenset(), made="Made in a test.").html
 
 
 @dataclass

@@ -54,11 +54,11 @@ def _warned(tmp_path: Path, id: str, scores: Sequence[Score], rows: Sequence[Row
 def test_compare_shows_what_each_judge_says_and_how_far_they_agree(tmp_path: Path) -> None:
     """Of 12 pairs the judges agree on 9: 3 won and 6 lost by both; chance makes that of 0.375."""
     path = _file(tmp_path, [*_scores(), *_scores("local", better=6)])
-    shown = " ".join(_run("compare", path).stdout.split())
+    shown = " ".join(_run("compare", path, "--full").stdout.split())
     assert "Judged by gpt gpt-4o pairwise" in shown and "Judged by local gpt-4o pairwise" in shown
     assert "early_exit -0.50 [-1.10, +0.10] 25% 0% 75%" in shown
     assert "75% of 12 pairs" in shown and "Cohen's kappa 0.50" in shown
-    assert "Cohen's kappa 0.50" in _run("compare", path, "--format", "md").stdout
+    assert "Cohen's kappa 0.50" in _run("compare", path, "--full", "--format", "md").stdout
 
 
 def test_programs_get_every_figure_of_judges(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_pattern_that_matches_files_of_scores_too_means_the_results(tmp_path: 
     path = _file(tmp_path, _scores())
     assert _run("compare", tmp_path / "*.jsonl").stdout == _run("compare", path).stdout
     alone = _run("compare", scores_path(path))
-    assert (alone.exit_code, "holds scores, not results" in alone.stderr) == (2, True)
+    assert (alone.exit_code, "--scores" in alone.stderr) == (2, True)
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_scores_alone_tell_how_far_their_judges_agree(tmp_path: Path) -> None:
     assert "75% of 12 pairs" in result.stdout and "Cohen's kappa 0.50" in result.stdout
     document = json.loads(_run("compare", "--scores", one, "--scores", two, "--format", "json").stdout)
     assert document["agreement_of_judges"][0]["pairs"] == 12
-    added = " ".join(_run("compare", tmp_path / "run.jsonl", "--scores", two).stdout.split())
+    added = " ".join(_run("compare", tmp_path / "run.jsonl", "--full", "--scores", two).stdout.split())
     assert "Judged by local gpt-4o pairwise" in added
 
 
@@ -183,6 +183,11 @@ def _better(prompts: Sequence[str] = PROMPTS, judge: str = "gpt") -> list[Score]
     return [one for prompt, of in zip(prompts, points, strict=True) for one in both_orders(prompt, of, of, judge=judge)]
 
 
+def _worse() -> list[Score]:
+    """Early exit is two points worse on every prompt."""
+    return [one for prompt in PROMPTS for one in both_orders(prompt, (5, 7), (5, 7))]
+
+
 def _run_of(prompts: int) -> Run:
     return replace(RUN, suites=(replace(RUN.suites[0], prompts=prompts),))
 
@@ -193,37 +198,37 @@ def _drafted(judge: str = "gpt") -> list[Score]:
 
 
 @pytest.mark.parametrize(
-    ("scores", "points", "problems"),
+    ("scores", "points", "problems", "code"),
     [
-        ([*_better(), *_drafted()], 0.5, []),
-        (
-            [*_better(), *_drafted()],
-            0.1,
-            ["quality_not_shown"],
-        ),
-        (_better(), 0.5, ["not_judged"]),
+        ([*_better(), *_drafted()], 0.5, [], 0),
+        # 0.25 [-0.25, 0.75] shows neither that it is as good up to 0.1, nor that it is worse.
+        ([*_better(), *_drafted()], 0.1, ["quality_not_shown"], 4),
+        ([*_worse(), *_drafted()], 0.5, ["quality_not_shown"], 1),
+        (_better(), 0.5, ["not_judged"], 1),
         (
             [*_better(PROMPTS[:11]), *_drafted()],
             0.5,
             ["turns_not_judged"],
+            1,
         ),
         (
             [*(one for one in _better() if one.order == "baseline_second"), *_drafted()],
             5,
             ["judged_in_one_order"] * 2,
+            1,
         ),
-        ([*_better(), *_drafted(), *_scores("strict"), *_drafted("strict")], 0.5, ["quality_not_shown"]),
-        ([], 9, ["not_judged"] * 2),
+        ([*_better(), *_drafted(), *_scores("strict"), *_drafted("strict")], 0.5, ["quality_not_shown"], 4),
+        ([], 9, ["not_judged"] * 2, 1),
     ],
 )
 def test_answers_can_be_held_to_quality(
-    tmp_path: Path, scores: list[Score], points: float, problems: list[str]
+    tmp_path: Path, scores: list[Score], points: float, problems: list[str], code: int
 ) -> None:
     """What nobody judged, or a judge saw only in part, is not as good; nor is what it saw in one order alone, which
     once passed by the points that it gives to a place."""
     path = write_both(tmp_path / "run.jsonl", _rows(), scores, _run_of(len(PROMPTS)))
     result = _run("gate", path, "--require-quality", str(points), "--format", "json")
-    assert (result.exit_code, _problems(result)) == (int(bool(problems)), problems)
+    assert (result.exit_code, _problems(result)) == (code, problems)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +270,7 @@ def test_quality_cannot_be_shown_on_a_few_prompts_nor_of_nothing(tmp_path: Path)
     few = [row for row in _rows() if row.prompt_id in PROMPTS[:9]]
     path = write_both(tmp_path / "run.jsonl", few, [*_better(PROMPTS[:9]), *_drafted()], _run_of(9))
     result = _run("gate", path, "--require-quality", "5", "--format", "json")
-    assert (result.exit_code, _problems(result)) == (1, ["few_prompts_judged"] * 2)
+    assert (result.exit_code, _problems(result)) == (4, ["few_prompts_judged"] * 2)
     alone = [row for row in _rows() if row.label == RUN.baseline]
     path = write_both(tmp_path / "run.jsonl", alone, [], replace(RUN, methods=RUN.methods[:1]))
     assert _problems(_run("gate", path, "--require-quality", "5", "--format", "json"))[:1] == ["only_baseline"]
@@ -289,7 +294,7 @@ def test_a_torn_last_score_is_said_and_the_others_count(tmp_path: Path) -> None:
     path = _file(tmp_path, _scores())
     file = scores_path(path)
     file.write_bytes(file.read_bytes()[:-40])
-    assert "torn" in _run("compare", path).stdout
+    assert "torn" in _run("compare", path, "--full").stdout
 
 
 def _texts(path: Path) -> str:

@@ -44,7 +44,7 @@ def quiet_check(settings: ask.RunSettings) -> CheckedRun:
 
 
 def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
-    texts = ("early_exit[threshold=0.9]", "autoregressive", "two_model[draft_tokens=5]", "two_model", "early_exit")
+    texts = ("early_exit[threshold=0.9]", "autoregressive", "two_model[draft_tokens=6]", "two_model", "early_exit")
     labels = [choice.label for choice in choose_methods(texts, Models("", "draft"))]
     assert labels == ["autoregressive", "early_exit", "two_model"]
 

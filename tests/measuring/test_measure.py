@@ -162,12 +162,12 @@ def test_a_baseline_that_does_not_repeat_itself_gives_a_notice(measurer: Make) -
 
 
 def test_time_is_split_into_generations_and_controls(measurer: Make) -> None:
-    """Four tokens take four seconds; the control behind a verdict has its own account."""
+    """Four tokens take four seconds; verdict (0, then 1 second more) and check of the machine (1) are controls."""
     run = measurer(lying=Lying())
     one(run, task("plain"))
-    assert (run.timings.generations_s, run.timings.controls_s) == (4.0, 1.0)
+    assert (run.timings.generations_s, run.timings.controls_s) == (4.0, 2.0)
     one(run, task("lying"))
-    assert (run.timings.generations_s, run.timings.controls_s) == (8.0, 3.0)
+    assert (run.timings.generations_s, run.timings.controls_s) == (8.0, 5.0)
 
 
 @dataclass

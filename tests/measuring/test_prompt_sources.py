@@ -117,7 +117,8 @@ def test_without_network_the_embedded_sample_replaces_the_published_prompts_unle
     notices: list[str] = []
     suite = load(Network(OFFLINE), notices=notices)
     assert (suite.source, len(suite.prompts)) == ("embedded", 30)
-    assert "Name or service not known" in notices[-1] and "sample of 30" in notices[-1]
+    (notice,) = notices
+    assert all(fact in notice for fact in ("Name or service not known", "30", "180", "BENCHCTL_DATA"))
     with refused("suite_unreachable", "koala", "BENCHCTL_DATA", "--source embedded"):
         load(Network(OFFLINE), source="published")
 
@@ -136,7 +137,6 @@ def test_machine_without_network_is_asked_once_for_all_suites(monkeypatch: pytes
     for name in ("koala", "wizardlm"):
         assert load_suite(name, source="auto", limit=None, notify=notices.append).source == "embedded"
     assert len(network.addresses) == 1
-    assert sum("fetching" in text for text in notices) == 1
 
 
 def test_refusal_for_one_address_does_not_count_as_offline() -> None:

@@ -67,7 +67,7 @@ def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     header = whole.run
     assert (header.baseline, header.order, header.dtype, header.device) == ("autoregressive", "abba", "float32", "cpu")
     assert [method.label for method in header.methods] == list(LABELS)
-    assert header.methods[1].options == {"draft_model": "", "draft_tokens": 2, "confidence": 0.0}
+    assert header.methods[1].options == {"draft_model": "", "draft_tokens": 2, "confidence": 0.5}
     assert [method.exactness for method in header.methods] == ["exact", "exact", "lossy"]
     assert header.draft is not None and (header.target.name, header.draft.name) == ("target", "draft")
     assert (header.target.layers, header.draft.layers) == (3, 1)
@@ -128,7 +128,7 @@ def test_warm_up_goes_on_counting_in_a_resumed_run(settings: ask.RunSettings, tm
 def test_the_header_has_the_hash_of_trained_modules(settings: ask.RunSettings, tmp_path: Path) -> None:
     heads, target = tmp_path / "heads", Target.load(settings.models.target)
     save_modules(heads, untrained(Medusa(), target, 0), facts_of("medusa", Medusa(), target))
-    measure(replace(settings, methods=("prompt_lookup", f"medusa[modules={heads}]")))
+    measure(replace(settings, methods=("prompt_lookup", f"medusa[modules={heads},nodes=15]")))
     file = read(tmp_path / "out.jsonl")
     assert [method.modules_sha256 for method in file.run.methods] == ["", "", modules_sha256(str(heads))]
     assert {row.verdict for row in measured(file) if row.label.startswith("medusa")} <= {"identical", "tie"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fixtures_run import make_folder, make_settings, measure_file
 
-from benchctl.analysis.tables.text import summary
+from benchctl.analysis.tables.text import View, summary
 from benchctl.exact_match import is_right
 from benchctl.measuring import settings as ask
 from benchctl.measuring.prompts.suites import Suite, load_suite
@@ -65,6 +65,6 @@ def test_the_tasks_are_measured_by_their_name_and_shown_without_the_warning_for_
         True,
         {"tasks_1": ("59",), "tasks_2": ("44",)},
     )
-    text = summary([file.path], "md")
-    assert "**tasks**" in text and "exact match" in text and "embedded samples" not in text
+    text = summary([file.path], "md", View(full=True))
+    assert "tasks, 2 prompts" in text and "exact match" in text and "embedded samples" not in text
     assert measure_file(replace(asked, resume=True)) == file

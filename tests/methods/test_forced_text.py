@@ -58,7 +58,7 @@ def foreign_text() -> tuple[int, ...]:
 
 
 DRAFTERS = (
-    ("two_model[draft_tokens=3]", lambda: model_drafter(pair("llama").naive_draft, 3)),
+    ("two_model[draft_tokens=3,confidence=0]", lambda: model_drafter(pair("llama").naive_draft, 3)),
     ("two_model[draft_tokens=4,confidence=0.5]", lambda: model_drafter(pair("llama").naive_draft, 4, 0.5)),
     ("prompt_lookup[draft_tokens=3,max_ngram=3,match=last]", lambda: lookup_drafter(3, 3, "last")),
     (

@@ -68,10 +68,10 @@ def test_steps_equal_replay_at_any_limit(setting: Setting) -> None:
 
 def test_a_window_larger_than_the_context_is_unsupported_by_name() -> None:
     target = pair("llama").target
-    reason = build(f"lookahead[window={CONTEXT_TOKENS - 2}]").unsupported(target.info)
+    reason = build(f"lookahead[ngram=5,window={CONTEXT_TOKENS - 2}]").unsupported(target.info)
     assert reason is not None
     assert reason.startswith("window=62 with ngram=5 looks 64 tokens ahead, but the target takes 64 in all")
-    assert build(f"lookahead[window={CONTEXT_TOKENS - 3}]").unsupported(target.info) is None
+    assert build(f"lookahead[ngram=5,window={CONTEXT_TOKENS - 3}]").unsupported(target.info) is None
 
 
 def scan(tokens: list[int], method: PromptLookup) -> list[int]:

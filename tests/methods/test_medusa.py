@@ -232,7 +232,7 @@ def _saved(folder: Path, heads: nn.Module, target: Target, tree: Any) -> str:
 
 def test_the_tree_beside_the_heads_is_the_one_drafted(tmp_path: Path) -> None:
     models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
-    method = Medusa(modules=_saved(tmp_path, heads, models.target, TOLD))
+    method = Medusa(modules=_saved(tmp_path, heads, models.target, TOLD), nodes=15)
     method.prepare(models.target)
     got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
     assert list(got.token_ids) == answer("llama", 0, 13)

@@ -132,7 +132,7 @@ def test_a_line_that_is_no_score_is_named(tmp_path: Path, line: bytes, problem: 
     path.write_bytes(to_line(PAIR) + line)
     with pytest.raises(InvalidData, match=f":2: .*({problem})"):
         read_scores(path)
-    result = CliRunner().invoke(main, ["validate", str(path)])
+    result = CliRunner().invoke(main, ["compare", "--check", str(path)])
     assert result.exit_code == 3 and f"{path}:2:" in result.stderr
 
 
@@ -148,7 +148,7 @@ def test_of_what_could_not_be_read_and_was_asked_for_again_the_last_line_counts(
     for lines, counts in cases:
         path.write_bytes(b"".join(map(to_line, lines)))
         assert read_scores(path).scores == counts
-        assert CliRunner().invoke(main, ["validate", str(path)]).exit_code == 0
+        assert CliRunner().invoke(main, ["compare", "--check", str(path)]).exit_code == 0
     twice: tuple[tuple[Score, ...], ...] = ((PAIR, unread), (PAIR, SINGLE, PAIR), (unread, PAIR, unread))
     for lines in twice:
         path.write_bytes(b"".join(map(to_line, lines)))
@@ -177,5 +177,5 @@ def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:
 def test_validate_counts_scores_and_judges(tmp_path: Path) -> None:
     path = tmp_path / "a.scores.jsonl"
     path.write_bytes(to_line(PAIR) + to_line(SINGLE) + to_line(replace(PAIR, judge="other")))
-    result = CliRunner().invoke(main, ["validate", str(path)])
+    result = CliRunner().invoke(main, ["compare", "--check", str(path)])
     assert result.stdout.startswith(f"{path}: valid, 3 scores of 2 judges")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,15 @@ def follow(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("words", [words for _, words in command_ids()], ids=" ".join)
 def test_every_command_on_a_page_parses(words: list[str]) -> None:
     check_parses(words)
+
+
+@pytest.mark.usefixtures("follow")
+def test_the_commands_of_the_workflow_parse() -> None:
+    (workflow,) = blocks(DOCS / "gate.md", "yaml")
+    lines = re.findall(r"/bin/benchctl (.*)", workflow)
+    assert [line.split()[0] for line in lines] == ["run", "gate"]
+    for line in lines:
+        check_parses(shlex.split(line))
 
 
 @pytest.mark.slow

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from documents import DOCS, blocks
 
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.cli import VERBS, main
+from benchctl.cli import VERBS
 from benchctl.decoding.experts.fast_tier import Counts
 from benchctl.decoding.phases import PHASES, UNSPLIT
 from benchctl.measuring.machine.gpu import GpuMoment, conditions
 from benchctl.measuring.machine.host import CpuMoment, between, machine_facts, versions
+from benchctl.records.schema import Row, Run, json_schema
+from benchctl.records.scores import Score
 from benchctl.records.writer import read
 
 PAGE = DOCS / "file-format.md"
@@ -39,10 +40,8 @@ def table(heading: str) -> list[list[str]]:
 
 
 def schemas() -> dict[str, Any]:
-    """The records by name, as `benchctl validate --schema` prints them."""
-    results, scores = (
-        json.loads(CliRunner().invoke(main, ["validate", "--schema", name]).stdout) for name in ("results", "scores")
-    )
+    """The records by name, as JSON Schema."""
+    results, scores = json.loads(json_schema(Run, Row)), json.loads(json_schema(Score))
     return {**results["$defs"], **scores["$defs"]}
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from documents import DOCS, PAGES, ROOT, anchors, links
 from packaging.version import Version
 
 from benchctl import __version__
+from benchctl.cli import main
 
 INDEX = DOCS / "README.md"
 LINKS = [(page, link) for page in PAGES for link in links(page) if "://" not in link]
@@ -29,23 +32,34 @@ def test_the_index_leads_to_every_page_and_readme_to_the_index() -> None:
     assert "docs/README.md" in links(ROOT / "README.md")
 
 
-def of_readme(section: str, language: str = "") -> str:
-    """The first fenced block of a section of README."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    shown = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+def block_of(page: Path, section: str) -> str:
+    """The first fenced block of a section."""
+    text = page.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    shown = re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert shown is not None
     return shown[1]
 
 
-def test_everything_in_the_tree_of_readme_exists_and_its_two_commands_can_be_run() -> None:
+def test_everything_in_the_tree_exists_and_the_two_commands_of_readme_can_be_run() -> None:
     folder = ROOT
-    for line in of_readme("The tree").splitlines():
+    for line in block_of(INDEX, "The tree").splitlines():
         for name in re.split(r",? +", re.split(r"\s{2,}", line.strip())[0]):
             path = (folder if line.startswith(" ") else ROOT) / name
             assert path.exists(), line
             folder = path if not line.startswith(" ") and path.is_dir() else folder
-    for line in of_readme("Two commands").splitlines():
-        assert (ROOT / line.split()[0]).stat().st_mode & 0o100, line
+    commands = block_of(ROOT / "README.md", "Install").splitlines()
+    assert [line.split()[0] for line in commands] == ["./demo", "./check"]
+    assert all((ROOT / line.split()[0]).stat().st_mode & 0o100 for line in commands)
+
+
+def test_readme_shows_what_compare_prints_and_keeps_to_120_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    command, _, shown = text.partition("```\n$ benchctl ")[2].partition("\n```\n")[0].partition("\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(main, shlex.split(command))
+    assert result.stdout.rstrip() == shown
+    assert len(text.splitlines()) <= 120
 
 
 def test_the_citation_names_this_version() -> None:

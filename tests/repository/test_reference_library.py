@@ -123,7 +123,7 @@ def test_prompt_lookup_steps_equal_prompt_lookup_generation(
     draft_tokens: int, max_ngram: int, family: str, seed: int
 ) -> None:
     models = pair(family, seed)
-    label = f"prompt_lookup[draft_tokens={draft_tokens},max_ngram={max_ngram}]"
+    label = f"prompt_lookup[draft_tokens={draft_tokens},max_ngram={max_ngram},match=first]"
     drafter = lookup_drafter(draft_tokens, max_ngram)
     settings = {"prompt_lookup_num_tokens": draft_tokens, "max_matching_ngram_size": max_ngram}
     _assert_same_rounds(label, models, prompt_of(13, seed), drafter, settings)
@@ -150,7 +150,9 @@ def test_stop_token_ends_assisted_generation_after_the_same_number_of_steps() ->
     text = list(run("autoregressive", models.target, prompt, NEW_TOKENS).token_ids)
     assistant = _fixed_length(models.draft_model, 4)
     for stop in sorted(set(text[6:]) - set(text[:6])):
-        ours = run("two_model[draft_tokens=4]", models.with_stops(stop), prompt, NEW_TOKENS, draft=models.draft)
+        ours = run(
+            "two_model[draft_tokens=4,confidence=0]", models.with_stops(stop), prompt, NEW_TOKENS, draft=models.draft
+        )
         tokens, rounds = generate(models.model, [*prompt, text[0]], NEW_TOKENS - 1, None, assistant, (stop,))
         assert (tokens, len(rounds)) == (list(ours.token_ids[1:]), len(ours.steps))
 
@@ -173,9 +175,11 @@ def test_a_trained_model_says_what_was_published_in_the_steps_of_assisted_genera
     # Of the four, one whose two likeliest tokens are never closer than 2e-3: rounding does not decide a draft.
     prompt = samples[3]["prompt_ids"]
     assistant = _fixed_length(copy.copy(stories.draft_model), 5)
-    _assert_same_rounds("two_model", stories, prompt, model_drafter(stories.naive_draft, 5), assistant=assistant)
+    drafter = model_drafter(stories.naive_draft, 5)
+    _assert_same_rounds("two_model[draft_tokens=5,confidence=0]", stories, prompt, drafter, assistant=assistant)
     settings = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 2}
-    _assert_same_rounds("prompt_lookup", stories, prompt, lookup_drafter(10, 2), settings)
+    lookup = "prompt_lookup[draft_tokens=10,max_ngram=2,match=first]"
+    _assert_same_rounds(lookup, stories, prompt, lookup_drafter(10, 2), settings)
     _fixed_length(stories.model, 4)
     drafter = exit_drafter(stories.naive, ExitRule((4,), threshold=0.0), 4)
     _assert_same_rounds(exits, stories, prompt, drafter, {"assistant_early_exit": 4})

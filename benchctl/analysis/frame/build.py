@@ -21,6 +21,7 @@ _FAILED_CONTROLS = "fidelity_failed_controls"  # a column of frame/rows.py
 _PLANNED = ["file", "session", "suite", "prompt_id", "turn", "label"]  # and the planned repeat
 _WORST_FIRST: Final = ("lossy", "numeric", "failed", "unjudged", "sampled", "tie", "identical")
 _RETRIED: Final = ("failed", "unjudged")  # a later try replaces these
+_LEAST_PASS_TIME = 0.5  # of the baseline's, for a pass of equal depth
 _RUNAWAY = 2  # times the baseline's length
 
 Repeats = Mapping[int, int]
@@ -133,6 +134,19 @@ def remembering(frame: pd.DataFrame, same_answers: bool) -> list[str]:
     keys = ["label", "suite", "prompt_id", "turn", *(["answer_id"] if same_answers else [])]
     ways = answered.groupby(keys)["steps_id"].nunique()
     return sorted(ways[ways > 1].index.unique("label"))
+
+
+def impossibly_fast(pairs: pd.DataFrame) -> bool:
+    """Whether the method's passes over the target took less than half the time of the baseline's, at equal depth.
+
+    A pass reads at least the weights of the layers it runs, whatever its rows, so no method gets below that: the work
+    was done elsewhere, or the clock is wrong. Measured times set the bound, since weights may lie in a cache.
+    """
+    if not pairs["full_layers"].sum() or not pairs["passes"].sum() or not pairs["passes_baseline"].sum():
+        return False
+    depth = pairs["depth_layers"].sum() / pairs["full_layers"].sum()
+    pass_s = pairs["decode_s"].sum() / pairs["passes"].sum()
+    return bool(pass_s < _LEAST_PASS_TIME * depth * pairs["decode_s_baseline"].sum() / pairs["passes_baseline"].sum())
 
 
 def agreed_tokens(pairs: pd.DataFrame) -> pd.Series:

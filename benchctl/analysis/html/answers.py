@@ -1,4 +1,4 @@
-"""The answers in a report's divergence viewer: text, steps, and where each first differs from the baseline's."""
+"""The answers in a report: text, steps, and the first difference from the baseline's answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _PARTIAL = "\ufffd"  # what a part of a character is decoded to
 
 
 class Place(NamedTuple):
-    """A generation that runs freely. `file` numbers the group's files."""
+    """The key of a generation in free mode. `file` is the number of its file in the group."""
 
     file: int
     suite: str
@@ -34,9 +34,9 @@ class Place(NamedTuple):
 
 
 def pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
-    """The part of the row's text that the tokens up to each of `ends` add, and the rest.
+    """The row's text in pieces: what the tokens up to each of `ends` add, and the rest.
 
-    None where the pieces do not join to the row's text. A character of several tokens belongs to the last of them.
+    None where the pieces together are not the row's text. A character of several tokens belongs to the last of them.
     """
     ids, texts, at = row.token_ids, list[str](), 0
     for end in (*ends, len(ids)):
@@ -49,8 +49,8 @@ def pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
     return texts if "".join(texts) == row.text else None
 
 
-MOST_OF_A_METHOD = 100  # in a list that nobody reads to its end
-_BY_INTEREST = ("lossy", "numeric", "tie", "sampled", "identical")  # verdicts that a reader looks for first come first
+MOST_OF_A_METHOD = 100
+_BY_INTEREST = ("lossy", "numeric", "tie", "sampled", "identical")  # verdicts, the most interesting first
 _OF_SCORE = ("order", "score", "baseline_score", "unreadable", "reply")
 _TURN = ["suite", "prompt_id", "turn"]
 _Item = TypeVar("_Item")
@@ -58,16 +58,17 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Answer:
-    """A text, and how it came about. `steps` has, for each step, how many drafted tokens it accepted and how many
-    tokens it committed. `spans` says the same of the text: the length of what came out of prefill, then of what each
-    step accepted and of what it added; None where nobody drafted or the tokens are not known as text. `cut` is where
-    the first difference begins. All lengths are in UTF-16 units, as browsers count.
+    """A text and its steps: for each step the number of accepted draft tokens and of committed tokens.
+
+    `spans` has the same as lengths of text: accepted and added, first of prefill, then of each step. It is None without
+    drafts or tokenizer. `tokens` is None where an imported file has no count. `cut` is where the first difference
+    begins. Lengths are in UTF-16 units, as in browsers.
 
     Example: prefill gives "A", a step accepts "b c" and adds "d": `steps=((2, 3),)`, `spans=((0, 1), (3, 1))`.
     """
 
     text: str
-    tokens: int
+    tokens: int | None
     stop_reason: str
     steps: tuple[tuple[int, int], ...] = ()
     spans: tuple[tuple[int, int], ...] | None = None
@@ -77,7 +78,9 @@ class Answer:
 @dataclass(frozen=True)
 class ComparedAnswer:
     """A method's answer and the baseline's; `verdict`, `first_divergence`, `margin` and `noise` as in its row.
-    Of each judgement it has the judge's name and _OF_SCORE."""
+
+    A judgement has the judge's name and the fields of _OF_SCORE.
+    """
 
     group: int
     place: Place
@@ -91,8 +94,8 @@ class ComparedAnswer:
 
 
 def answers(number: int, group: Group, decoders: Decoders) -> tuple[ComparedAnswer, ...]:
-    """Up to MOST_OF_A_METHOD answers of each method, each once: lossy ones of all methods first, then
-    numeric ones, ties, and identical ones; suites take turns. `number` is that of the group."""
+    """Up to MOST_OF_A_METHOD answers of each method, by verdict in the order of _BY_INTEREST; methods and suites take
+    turns. `number` is that of the group."""
     chosen = in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
     wanted, rows = {place for pair_of_places in chosen for place in pair_of_places}, dict[Place, Row]()
     for file_number, file in enumerate(group.files):
@@ -110,7 +113,7 @@ def answers(number: int, group: Group, decoders: Decoders) -> tuple[ComparedAnsw
 
 
 def answered(group: Group) -> int:
-    """Of how many answers `answers` chooses: those of each method to each turn, repeats not counted."""
+    """How many answers the group has for `answers` to choose from: one of each method to each turn."""
     return sum(len(_turns(group, label)) for label in _labels(group))
 
 
@@ -119,8 +122,10 @@ def _labels(group: Group) -> tuple[str, ...]:
 
 
 def _turns(group: Group, label: str) -> pd.DataFrame:
-    """An answer of a method to each turn that the baseline answered too: of its repeats and sessions the first with the
-    verdict of most interest, since only one of them may differ from the baseline's."""
+    """An answer of a method to each turn that the baseline answered too.
+
+    Of repeats and sessions it is the first with the most interesting verdict, since a single one of them may differ.
+    """
     pairs = group.pairs(label)
     ranks = {verdict: rank for rank, verdict in enumerate(_BY_INTEREST)}
     rank = pairs["verdict"].map(ranks).fillna(len(ranks))
@@ -156,7 +161,7 @@ def in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
 
 
 def _judged(group: Group) -> Mapping[Place, list[Score]]:
-    """The scores of each answer, where judges were asked."""
+    """The scores of each answer, if there are judges."""
     found: dict[Place, list[Score]] = {}
     for number, scores in enumerate(group.judging.scores if group.judging else ()):
         for score in scores:
@@ -190,7 +195,7 @@ def _answer(row: Row, other: Row, divergence: int | None, decode: Decode | None)
     same = row.verdict == "identical" or other.verdict == "identical"
     return Answer(
         text=row.text,
-        tokens=len(row.token_ids) if row.totals is None else row.totals.new_tokens or 0,
+        tokens=len(row.token_ids) if row.totals is None else row.totals.new_tokens,
         stop_reason=row.stop_reason or "",
         steps=tuple(zip(row.accepted, row.committed, strict=True)) if any(row.drafted) else (),
         spans=_spans(row, decode) if decode and any(row.drafted) else None,

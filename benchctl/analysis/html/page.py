@@ -1,69 +1,19 @@
-"""The content of a report for each group: texts, tables, pictures, acceptance, latency, warnings and the manifest."""
+"""The content of a report for each group: recommendation, tables, pictures, warnings and how it was made."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchctl.analysis.comparison import POOLED, Group, MethodFigures, SuiteFigures
-from benchctl.analysis.html.picture import Picture, pictures, pooled_first
-from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
-from benchctl.analysis.metrics.speed import SPEEDUP, TPOT, TTFT
+from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures, by_suite
+from benchctl.analysis.html.picture import MAIN, Picture, other_pictures, picture
+from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import short_labels
-from benchctl.analysis.plots.latency import times
-from benchctl.analysis.plots.pareto import Look, look_of
-from benchctl.analysis.tables.acceptance import Acceptance, acceptances
-from benchctl.analysis.tables.columns import Block, agreement_sentences, cell
-from benchctl.analysis.tables.text import blocks, heading, note
+from benchctl.analysis.summary import summarise
+from benchctl.analysis.tables.columns import BASELINE_CELL, NONE, Block, agreement_sentences, brief
+from benchctl.analysis.tables.text import blocks, note, prompts_of
 from benchctl.analysis.warnings import warnings
-from benchctl.analysis.winner import fastest, sentence
+from benchctl.analysis.winner import contest, fastest
 from benchctl.records.schema import ModelInfo
 from benchctl.records.writer import RunFile
-
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """TPOT of a method's generations on one suite: quantiles in ms, and their places in percent of the scale,
-    which goes from 0 to `scale_ms`.
-
-    `tpot` and `ttft` are the figures of the tables: of all tokens together, not of the middle generation.
-    """
-
-    suite: str
-    label: str
-    quantiles_ms: tuple[float, ...]
-    places: tuple[float, ...]
-    scale_ms: float
-    tpot: str
-    ttft: str
-    generations: int
-
-
-def spreads(group: Group) -> tuple[Spread, ...]:
-    """Of every method with steps that were timed, on every suite."""
-    found = []
-    for figures in group.suites:
-        for method in figures.methods:
-            timed = times(group, method.label)
-            of_suite = timed if figures.suite == POOLED else timed[timed["suite"] == figures.suite]
-            tpot_ms = (1e3 * of_suite[TPOT.name]).dropna()
-            if len(tpot_ms):
-                found.append((figures.suite, method, tuple(tpot_ms.quantile(list(_QUANTILES))), len(tpot_ms)))
-    most = max((quantiles[-1] for _, _, quantiles, _ in found), default=0.0)
-    return tuple(
-        Spread(
-            suite=suite,
-            label=method.label,
-            quantiles_ms=quantiles,
-            places=tuple(round(100 * quantile / most, 2) if most else 0.0 for quantile in quantiles),
-            scale_ms=most,
-            tpot=cell(TPOT)(method),
-            ttft=cell(TTFT)(method),
-            generations=generations,
-        )
-        for suite, method, quantiles, generations in found
-    )
-
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -77,81 +27,104 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A suite, or all suites together: its Pareto plot, and its methods by falling speed-up."""
+
+    title: str
+    picture: Picture
+    methods: tuple[MethodFigures, ...]
+
+
+@dataclass(frozen=True)
 class Section:
-    """A group of the report. `suites` has all suites together first; `numbers`, `short` and `looks` are by label."""
+    """A group of the report. `names` are the short labels, `narrow` is the Pareto plot for a phone, the first of
+    `tables` is the brief one, and `suites` is empty for a single suite."""
 
     number: int
     name: str
-    group: Group
-    heading: tuple[str, ...]
-    fastest: str
-    verdicts: tuple[str, ...]
-    note: str
-    suites: tuple[SuiteFigures, ...]
-    numbers: Mapping[str, int]
-    short: Mapping[str, str]
-    looks: Mapping[str, Look]
-    pictures: tuple[Picture, ...]
+    headline: str
+    reasons: tuple[str, ...]
+    setup: str
+    differs: str
+    poor: str
+    names: Mapping[str, str]
+    pooled: Part
+    narrow: Picture
     tables: tuple[Block, ...]
-    acceptances: tuple[Acceptance, ...]
-    spreads: tuple[Spread, ...]
+    pictures: tuple[Picture, ...]
+    suites: tuple[Part, ...]
+    notes: tuple[str, ...]
     warnings: tuple[str, ...]
     manifests: tuple[Manifest, ...]
 
 
-def section(groups: Sequence[Group], group: Group) -> Section:
-    number, winner = groups.index(group) + 1, fastest(group)
+def section(groups: Sequence[Group], group: Group, embedded_models: frozenset[str]) -> Section:
+    """The content for one of `groups`. `embedded_models` are the names of models too small for good answers."""
+    number = groups.index(group) + 1
+    headline, reasons = recommendation(group)
+    differing = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in group.differs)
+    target = group.run.target
     return Section(
         number=number,
         name=_name(group),
-        group=group,
-        heading=tuple(heading(groups, group)),
-        fastest=sentence(group, winner) if winner else "",
-        verdicts=(*_verdicts(group), *agreement_sentences(group)),
-        note=note(group),
-        suites=pooled_first(group),
-        numbers={method.label: index for index, method in enumerate(group.methods)},
-        short=short_labels([method.label for method in group.methods]),
-        looks={method.label: look_of(group, method) for method in group.pooled.methods},
-        pictures=pictures(number, group),
-        tables=blocks(group),
-        acceptances=tuple(acceptances(number, group)),
-        spreads=spreads(group),
+        headline=headline,
+        reasons=reasons,
+        setup=_setup(group),
+        differs=f"Not comparable with group 1: {differing}." if differing else "",
+        poor=f"{target.name} has {_millions(target)}: its answers are poor." if target.name in embedded_models else "",
+        names=short_labels([method.label for method in group.pooled.methods]),
+        pooled=_part(group, group.pooled, f"g{number}-"),
+        narrow=picture(MAIN, group, f"g{number}n-", "column"),
+        tables=tuple(block for block in (brief(group), *blocks(group)) if block.columns),
+        pictures=other_pictures(group, f"g{number}-"),
+        suites=tuple(
+            _part(own, own.pooled, f"g{number}s{index}-")
+            for index, own in enumerate(by_suite([group]) if len(group.suites) > 1 else ())
+        ),
+        notes=(note(group), *agreement_sentences(group)),
         warnings=tuple(warning.text for warning in warnings(group)),
         manifests=tuple(map(_manifest, group.files)),
     )
 
 
+def recommendation(group: Group) -> tuple[str, tuple[str, ...]]:
+    """What to use, and the reasons. Without a method that is proven to be fastest, why there is none."""
+    summary = summarise(group)
+    if fastest(group) is None:
+        return summary.headline, ()
+    is_faster = any(slower == group.run.baseline for _, slower in contest(group).beats)
+    return f"Use {summary.headline}" if is_faster else f"Keep {group.run.baseline}", summary.lines
+
+
+def table_rows(block: Block, methods: Sequence[MethodFigures]) -> list[tuple[str, list[str]]]:
+    """The labels and cells of a table. The brief table has no title and all methods, others only those with figures."""
+    rows = [(method.label, [column.cell(method) for column in block.columns]) for method in methods]
+    return [(label, cells) for label, cells in rows if not block.title or not {NONE, BASELINE_CELL}.issuperset(cells)]
+
+
+def _part(group: Group, figures: SuiteFigures, prefix: str) -> Part:
+    ranked = sorted(figures.methods, key=lambda method: -(method.estimate(SPEEDUP).value or 0.0))
+    return Part(group.title(figures), picture(MAIN, group, prefix), tuple(ranked))
+
+
 def _name(group: Group) -> str:
+    run, more = group.run, f" and {len(group.files) - 1} more" if len(group.files) > 1 else ""
+    machine = run.machine.get("gpu") or run.machine.get("cpu") or run.device
+    return f"{run.target.name} on {machine} ({group.files[0].path.name}{more})"
+
+
+def _setup(group: Group) -> str:
+    """Model, machine, prompts and sessions in one line."""
     run = group.run
-    return f"{run.target.name} on {run.machine.get('gpu') or run.machine.get('cpu') or run.device}"
+    if run.imported:
+        return f"{run.target.name}, imported from files of {run.imported}; {prompts_of(group)}."
+    threads = f"{run.threads} thread{'s' * (run.threads != 1)}"
+    machine = run.machine.get("gpu") or f"{threads} of {run.machine.get('cpu') or run.device}"
+    return f"{run.target.name} with {_millions(run.target)}, {run.dtype}, on {machine}; {prompts_of(group)}."
 
 
-def _verdicts(group: Group) -> Iterator[str]:
-    """How many prompts and sessions there were, then of each method what it gains and what that costs."""
-    prompts, sessions = max(method.prompts for method in group.pooled.methods), group.sessions
-    suites = ", ".join(group.title(suite) for suite in (group.suites[:-1] or group.suites))
-    times = "1 session" if sessions == 1 else f"{sessions} sessions"
-    yield f"{prompts} prompts ({suites}), {times}."
-    for method in group.pooled.methods:
-        if not method.is_baseline:
-            yield f"{method.label}: {cell(SPEEDUP)(method)}; {_answers(group, method)}."
-
-
-def _answers(group: Group, method: MethodFigures) -> str:
-    found = method.fidelity
-    judged = found.identical + found.tie + found.numeric + found.lossy
-    failed = f"; {found.failed} generations failed" if found.failed else ""
-    if not judged:
-        sampled = f"{found.sampled} sampled answers, which one text alone cannot judge"
-        return (sampled if found.sampled else "how far its answers are the target's is not known") + failed
-    same = f"{found.identical} of {judged} answers are the baseline's"
-    ties = f", {found.tie} more up to ties" if found.tie else ""
-    rounded = f", {found.numeric} more up to rounding" if found.numeric else ""
-    agreement = method.estimate(TOKEN_AGREEMENT).value
-    lost = f", token agreement {agreement:.3f}" if found.lossy and agreement is not None else ""
-    badge = "lossless: " if method.lossless else ""
-    return f"{badge}{same}{ties}{rounded}{lost}{failed}"
+def _millions(model: ModelInfo) -> str:
+    return f"{model.parameters / 1e6:,.1f} million parameters"
 
 
 def _manifest(file: RunFile) -> Manifest:

@@ -17,9 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.html.answers import ComparedAnswer, Decoders, answered, answers, in_turn
-from benchctl.analysis.html.page import Section, section
-from benchctl.analysis.html.picture import dark_rules
-from benchctl.analysis.tables.acceptance import position_name
+from benchctl.analysis.html.page import Section, section, table_rows
 from benchctl.errors import UserError
 
 ASSETS = Path(__file__).parents[2] / "assets" / "report"
@@ -37,12 +35,13 @@ class Report:
     answers: int
 
 
-def report(groups: Sequence[Group], decoders: Decoders, *, made: str) -> Report:
-    """The page of a comparison; `made` names the program and the time.
+def report(groups: Sequence[Group], decoders: Decoders, embedded_models: frozenset[str], *, made: str) -> Report:
+    """The page of a comparison. `embedded_models` are the names of models too small for good answers; `made` names the
+    program and the time.
 
     Raises UserError where the page would be too large even without a single answer.
     """
-    sections = [section(groups, group) for group in groups]
+    sections = [section(groups, group, embedded_models) for group in groups]
     candidates = in_turn([answers(number, group, decoders) for number, group in enumerate(groups, 1)])
     total = sum(map(answered, groups))
     room = MOST_BYTES - len(_page(sections, Viewer((), total), made).encode())
@@ -107,20 +106,20 @@ def _json(value: object) -> str:
 
 
 def _page(sections: Sequence[Section], viewer: Viewer, made: str) -> str:
-    style, script = _asset("report.css") + dark_rules(), _asset("report.js")
+    style, script = _asset("report.css"), _asset("report.js")
     policy = "; ".join(
         (
             "default-src 'none'",
             f"style-src '{_hash(style)}'",
+            "style-src-attr 'unsafe-inline'",  # in pictures
             f"script-src '{_hash(script)}'",
             "base-uri 'none'",
             "form-action 'none'",
         )
     )
     template = _templates().get_template("report.html")
-    return template.render(
-        sections=sections, viewer=viewer, made=made, policy=policy, style=style, script=script, position=position_name
-    )
+    texts = {"made": made, "policy": policy, "style": style, "script": script}
+    return template.render(texts, sections=sections, viewer=viewer, table_rows=table_rows)
 
 
 def _hash(text: str) -> str:

@@ -83,7 +83,7 @@ LOG_LIKELIHOOD_DIFFERENCE = Metric(
     _if_complete(zeros, _log_likelihood_difference),
     _if_complete(ones, _known_differences),
     table=_TABLE,
-    title="ln p difference",
+    title="log-likelihood change",
     cell="{:+.3f}",
     trivial=0.0,
 )

@@ -54,7 +54,7 @@ STEP = _per_step("profiled", "decode_s", "time while profiled", "step")
 PROFILE_OVERHEAD = Metric(
     "profile_overhead",
     "what profiling adds to decoding",
-    "share",
+    "ratio",
     "lower",
     column("decode_s", 0.0),
     column("decode_s_baseline", 0.0),

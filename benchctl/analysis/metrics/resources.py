@@ -25,7 +25,7 @@ BANDWIDTH_SHARE = _of_machine(
     "higher",
     where_known("least_read_s"),
     where_known("least_read_s", column("decode_s")),
-    title="of the bandwidth bound",
+    title="memory bandwidth reached",
 )
 # Of a GPU's board, or of all packages of a CPU: this includes what idles during decoding.
 ENERGY = _of_machine(

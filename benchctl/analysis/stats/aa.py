@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import exp
 
 import numpy as np
@@ -14,12 +13,10 @@ from scipy.special import ndtri
 from benchctl.analysis.frame.build import to_frames
 from benchctl.analysis.stats.intervals import LEVEL, Floats, Levels, codes_of, critical, ratio_intervals
 from benchctl.errors import UserError
-from benchctl.records.schema import Run
 from benchctl.records.writer import RunFile
 
 SPLITS = 400
 POWER = 0.8
-_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -79,15 +76,6 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
         sessions=int(levels.session.max()) + 1,
         splits=splits,
     )
-
-
-def to_text(result: SelfComparison, run: Run) -> str:
-    """The result and the settings that the noise of a run depends on, as JSON."""
-    settings: dict[str, object] = {"target_sha256": run.target.weights_sha256}
-    settings |= {name: getattr(run, name) for name in ("dtype", "device", "threads", "batch_size")}
-    settings |= {fact: run.machine.get(fact) for fact in ("cpu", "gpu")}
-    record = {"kind": "aa", "schema_version": _VERSION, **asdict(result), **settings}
-    return json.dumps(record, indent=2) + "\n"
 
 
 def _cells(frame: pd.DataFrame, baseline: str) -> tuple[Floats, Levels]:

@@ -48,10 +48,10 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
 
 
 def _within_bounds(metric: Metric, interval: Interval | None) -> Interval | None:
-    """A share is 1 at most, also at the end of its interval."""
-    if interval is None or metric.unit != "share" or metric.less is not None:
+    """A share is from 0 to 1 and a difference of shares from -1 to 1, also at the ends of an interval."""
+    if interval is None or metric.unit != "share":
         return interval
-    return Interval(interval.low, min(interval.high, 1.0))
+    return Interval(max(interval.low, -1.0 if metric.less else 0.0), min(interval.high, 1.0))
 
 
 def measured_apart(pairs: pd.DataFrame) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,13 +23,14 @@ from benchctl.analysis.judges.figures import (
     JudgedFigures,
 )
 from benchctl.analysis.judges.judgements import PAIRED, Judge
-from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.stats.intervals import LEAST_PROMPTS
+from benchctl.errors import UserError
 
-NONE = "–"
+NONE, BASELINE_CELL = "–", "baseline"
 _Show = Callable[[JudgedFigures], str]
 _SPEED_TABLES = ("Speed", "Speed-up variants")
 _ORDER = (
@@ -47,7 +48,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Block:
-    """Columns that belong together and fit into 80 characters."""
+    """Columns that belong together."""
 
     title: str
     columns: tuple[Column, ...]
@@ -63,9 +64,27 @@ def metric_blocks(group: Group) -> Iterator[Block]:
 
 
 def brief(group: Group) -> Block:
-    """One table of the most important columns."""
-    metrics = (SPEEDUP, TOKENS_PER_S, TOKEN_AGREEMENT, replace(EXACT_MATCH, title="exact match", interval=False))
-    return Block("In brief", (*map(metric_column, metrics), Column("lossless", _lossless)))
+    """What answers the question: how fast, how faithful. Fidelity is target agreement where all methods have it."""
+    compared = [method for method in group.pooled.methods if method.estimate(TOKEN_AGREEMENT).value is not None]
+    teacher_forced = all(method.estimate(TARGET_AGREEMENT).value is not None for method in compared)
+    fidelity = replace(TARGET_AGREEMENT, title="target agreement") if teacher_forced else TOKEN_AGREEMENT
+    columns = (*map(metric_column, (SPEEDUP, TOKENS_PER_S, fidelity)), _COUNTS["lossless"])
+    return Block("", tuple(each for each in columns if any(each.cell(of) != NONE for of in group.pooled.methods)))
+
+
+def named_columns(group: Group, names: Sequence[str]) -> Block:
+    """The columns of these names, as CSV calls them. Raises UserError for a name that these results do not have."""
+    known = dict(_COUNTS)
+    for method in group.pooled.methods:
+        known |= {each.metric.name: metric_column(each.metric) for each in method.estimates}
+        for judge, metric in ((own.judge, each.metric) for own in method.judged for each in own.estimates):
+            column = _judge_column(judge, f"{metric.label}, {judge.name}", _estimate(metric, metric.cell))
+            known[f"{metric.name}[{judge.name}]"] = column
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(
+            "unknown_column", f"--columns {unknown[0]}: these results have no such figure. Known: {', '.join(known)}."
+        )
+    return Block("", tuple(known[name] for name in names))
 
 
 def metric_column(metric: Metric) -> Column:
@@ -80,7 +99,7 @@ def cell(metric: Metric) -> Callable[[MethodFigures], str]:
         # A profiled generation is compared with the method's own free one, so there the baseline has a figure too.
         itself = method.is_baseline and metric.uses_baseline and metric.interval and metric.mode != "profile"
         if itself and estimate.value is not None:
-            return "baseline"
+            return BASELINE_CELL
         if method.refused and estimate.value is not None and metric.table in _SPEED_TABLES:
             return f"refused {spread(estimate, metric.cell, metric.scale, interval=False)}"
         few = f"n/a ({method.prompts} prompt{'s' * (method.prompts != 1)})" if method.prompts < LEAST_PROMPTS else ""
@@ -111,27 +130,18 @@ def _is_shown(group: Group, metric: Metric) -> bool:
 def _other_columns(title: str, group: Group) -> tuple[Column, ...]:
     """Columns of a table that are no metrics."""
     if title == "Speed":
-        return (Column("prompts", lambda method: str(method.prompts)),)
+        return (_COUNTS["prompts"],)
     if title == "Replay":
         on_own_text = cell(replace(SPEEDUP, interval=False))
         return (Column("on own text", lambda method: NONE if method.is_baseline else on_own_text(method)),)
     if title == "Exact match":
-        return (Column("checked prompts", lambda method: str(method.checked_prompts)),)
+        return (_COUNTS["checked_prompts"],)
     if title != "Fidelity":
         return ()
-    # Numeric verdicts are rare and their column takes room from labels: it is shown only where there are some.
+    # Numeric verdicts are rare: their column is shown only where there are some.
     numeric = any(method.fidelity.numeric for method in group.pooled.methods)
-    verdicts = ("identical", "tie", "numeric", "lossy") if numeric else ("identical", "tie", "lossy")
-    return (
-        *(_count(verdict) for verdict in (("sampled",) if group.run.temperature > 0 else verdicts)),
-        Column("failed", lambda method: str(method.fidelity.failed)),
-        Column("claim", lambda method: method.exactness.replace("_", " ")),
-        Column("lossless", _lossless),
-    )
-
-
-def _count(verdict: str) -> Column:
-    return Column(verdict, lambda method: NONE if method.is_baseline else str(getattr(method.fidelity, verdict)))
+    verdicts = ["sampled"] if group.run.temperature > 0 else ["identical", "tie", *["numeric"] * numeric, "lossy"]
+    return tuple(_COUNTS[name] for name in (*verdicts, "failed", "claim", "lossless"))
 
 
 def _lossless(method: MethodFigures) -> str:
@@ -139,6 +149,24 @@ def _lossless(method: MethodFigures) -> str:
     if method.is_baseline or method.fidelity.sampled or method.fidelity == Fidelity():
         return NONE
     return "yes" if method.lossless else "no"
+
+
+def _count(name: str) -> Column:
+    return Column(name.replace("_", " "), lambda method: str(getattr(method, name)))
+
+
+def _verdict(name: str) -> Column:
+    return Column(name, lambda method: NONE if method.is_baseline else str(getattr(method.fidelity, name)))
+
+
+_COUNTS = {
+    **{name: _count(name) for name in ("prompts", "generations", "checked_prompts")},
+    **{name: _verdict(name) for name in ("identical", "tie", "numeric", "lossy", "sampled", "unjudged")},
+    "failed": Column("failed", lambda method: str(method.fidelity.failed)),
+    "claim": Column("claim", lambda method: method.exactness.replace("_", " ")),
+    "lossless": Column("lossless", _lossless),
+}
+"""Columns that are no metrics, by their names in CSV."""
 
 
 def judge_blocks(group: Group) -> Iterator[Block]:
@@ -151,7 +179,7 @@ def judge_blocks(group: Group) -> Iterator[Block]:
             if any(len(own.by_turn) > 1 for own in figures):
                 columns.append(column("by turn", lambda own: "/".join(f"{mean:.3f}" for mean in own.by_turn)))
             yield Block(f"Scores of {judge.name}", tuple(columns))
-        columns = [column("difference [95%]", _estimate(SCORE_DIFFERENCE, f"{{:+.{digits}}}"), "baseline")]
+        columns = [column("difference [95%]", _estimate(SCORE_DIFFERENCE, f"{{:+.{digits}}}"), BASELINE_CELL)]
         for title, metric in (("win", WIN), ("tie", TIE), ("loss", LOSS)):
             columns.append(column(title, _estimate(metric, "{:.0%}", interval=False), NONE))
         if any(own.unreadable for own in figures):
@@ -161,11 +189,11 @@ def judge_blocks(group: Group) -> Iterator[Block]:
             columns.append(column(f"±{MARGIN:g} needs", _prompts_needed, NONE))
         yield Block(f"Judged by {judge.name}", tuple(columns))
         if judge.protocol in PAIRED:
-            alike = column("both orders alike [95%]", _estimate(CONSISTENCY, "{:.2f}"), "baseline")
+            alike = column("both orders alike [95%]", _estimate(CONSISTENCY, "{:.2f}"), BASELINE_CELL)
             first = column("first place wins [95%]", _estimate(FIRST_WINS, "{:.2f}"), NONE)
             yield Block(f"Places, {judge.name}", (alike, first))
         if any(own.estimate(LENGTH_CORRELATION).value is not None for own in figures):
-            longer = column("longer answer wins [95%]", _estimate(LONGER_WINS, "{:.2f}"), "baseline")
+            longer = column("longer answer wins [95%]", _estimate(LONGER_WINS, "{:.2f}"), BASELINE_CELL)
             ranks = column("rank correlation [95%]", _estimate(LENGTH_CORRELATION, "{:+.2f}"), NONE)
             yield Block(f"Lengths, {judge.name}", (longer, ranks))
 
@@ -204,7 +232,6 @@ def agreement_sentence(agreement: Agreement) -> str:
     interval = agreement.interval
     ends = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
     return (
-        f"{agreement.first.name} and {agreement.second.name} give the same verdict (win, tie or loss) to "
-        f"{agreement.alike:.0%} of {agreement.pairs} {'pair' if agreement.pairs == 1 else 'pairs'} of answers that "
-        f"both judged: {kappa}{ends}."
+        f"{agreement.first.name} and {agreement.second.name} agree on {agreement.alike:.0%} of {agreement.pairs} "
+        f"{'pair' if agreement.pairs == 1 else 'pairs'} of answers that both judged: {kappa}{ends}."
     )

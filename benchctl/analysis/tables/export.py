@@ -21,7 +21,7 @@ _RUN_FIELDS = (
     *("dtype", "device", "executor", "threads", "batch_size", "context_fill", "imported"),
     *("temperature", "top_p", "top_k", "max_new_tokens"),
 )
-_METHOD_FIELDS = ("lossless", "refused", "prompts", "generations", "checked_prompts")
+_METHOD_FIELDS = ("refused", "prompts", "generations", "checked_prompts")
 _JUDGED_FIELDS = ("pairs", "prompts", "asked_prompts", "identical", "incomplete", "asked", "unreadable",
                   "prompts_needed")  # fmt: skip
 
@@ -64,6 +64,7 @@ def agreement_document(agreement: Agreement) -> Document:
 
 def _flat(group: Group, method: MethodFigures) -> dict[str, Value]:
     line: dict[str, Value] = {"baseline": group.run.baseline, "label": method.label, "claim": method.exactness}
+    line["lossless"] = _lossless(method)
     line |= {name: getattr(method, name) for name in _METHOD_FIELDS}
     line |= _flat_estimates(method.estimates) | asdict(method.fidelity)
     for judged in method.judged:
@@ -122,11 +123,17 @@ def _method(method: MethodFigures) -> Document:
         "label": method.label,
         "claim": method.exactness,
         "baseline": method.is_baseline,
+        "lossless": _lossless(method),
         **{name: getattr(method, name) for name in _METHOD_FIELDS},
         "verdicts": asdict(method.fidelity),
         "metrics": _estimates(method.estimates),
         "judged": [_judged(judged) for judged in method.judged],
     }
+
+
+def _lossless(method: MethodFigures) -> bool | None:
+    """None for the baseline, which is the reference."""
+    return None if method.is_baseline else method.lossless
 
 
 def _judged(judged: JudgedFigures) -> Document:

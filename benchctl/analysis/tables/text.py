@@ -1,51 +1,204 @@
-"""A comparison as text: tables for the terminal and as Markdown, with what to know about it."""
+"""A comparison as text: the answer first, then what a reader may ask for."""
 
-import io
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Literal
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.tables.columns import Block, agreement_sentences, brief, judge_blocks, metric_blocks
-from benchctl.analysis.warnings import warnings
-from benchctl.analysis.winner import fastest, sentence
+from benchctl.analysis.comparison import Group, MethodFigures, compare
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.names import short_labels
+from benchctl.analysis.summary import summarise
+from benchctl.analysis.tables import acceptance
+from benchctl.analysis.tables.acceptance import acceptances, position_name
+from benchctl.analysis.tables.columns import (
+    BASELINE_CELL,
+    NONE,
+    Block,
+    agreement_sentences,
+    brief,
+    judge_blocks,
+    metric_blocks,
+    named_columns,
+)
+from benchctl.analysis.tables.export import to_csv, to_json
+from benchctl.analysis.tables.markup import Grid, Paragraph, Parts, Row, markdown, tex
+from benchctl.analysis.tables.terminal import terminal
+from benchctl.analysis.warnings import Warning, warnings
+from benchctl.errors import UserError
 from benchctl.records.schema import Run
 from benchctl.records.writer import read
 
-Format = Literal["table", "brief", "md", "csv", "json"]
-WIDTH = 80
-_BETWEEN = 2  # characters between two columns
+Format = Literal["table", "md", "csv", "json", "tex"]
+WIDTH, _UNLIMITED = 80, 10_000
+_MOST_WARNINGS = 3
+_ACCEPTANCE_HEAD = ("method", "acceptance rate [95%]", "of drafted rows", "accepted per step", "committed per step")
+_ACCEPTANCE_NOTE = (
+    "By position: percent of the steps that drafted. conditional: of those that accepted all positions before; "
+    "unconditional: of all; histogram: that accepted exactly so many tokens. In a tree a position is a depth, and the "
+    "acceptance rate counts its depth, not its rows."
+)
 
 
-def summary(paths: Sequence[Path | str], format: Format = "table", width: int = WIDTH) -> str:
+@dataclass(frozen=True)
+class View:
+    """What is shown of a comparison as a table, md or tex.
+
+    full      all tables, and the warnings with their advice
+    by_suite  each suite, and not only all suites together
+    columns   names of the columns of the first table, as in CSV; default: the brief ones
+    names     label or short label -> what to call it
+    """
+
+    full: bool = False
+    by_suite: bool = False
+    columns: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    width: int = WIDTH
+
+
+def summary(paths: Sequence[Path | str], format: Format = "table", view: View = View()) -> str:
     """The figures of results files as text, see `render`.
 
     Raises UserError for files that cannot be read or hold no generations.
     """
-    return render(compare([read(path) for path in paths], ()), format, width)
+    return render(compare([read(path) for path in paths], ()), format, view)
 
 
-def render(groups: Sequence[Group], format: Format = "table", width: int = WIDTH) -> str:
-    """A comparison as text, without a newline at its end.
+def render(groups: Sequence[Group], format: Format = "table", view: View = View()) -> str:
+    """A comparison as text, without a newline at its end. CSV and JSON are the same in every view.
 
-    `table` and `brief`, one table of all suites together, have colours, which click.echo drops where there is no
-    terminal.
+    Raises UserError for a column or a label of the view that the comparison does not have.
     """
-    from benchctl.analysis.tables.export import to_csv, to_json
-
     if format == "csv":
         return to_csv(groups)
     if format == "json":
         return to_json(groups)
-    if format == "md":
-        return "\n\n".join(part for group in groups for part in _markdown(groups, group))
-    return _terminal(groups, width, is_brief=format == "brief")
+    _check_names(groups, view)
+    view = view if format == "table" else replace(view, width=_UNLIMITED)
+    return _written([part for group in groups for part in _parts(groups, group, view)], format, view)
+
+
+def render_acceptance(groups: Sequence[Group], format: Format = "table", view: View = View()) -> str:
+    """The acceptance of every method that drafts, as `render`. Raises UserError where no method drafted anything."""
+    drafting = [each for number, group in enumerate(groups, 1) for each in acceptances(number, group)]
+    if not drafting:
+        raise UserError("no_drafts", "no method drafted a token. Measure one that does: benchctl list methods.")
+    if format in ("csv", "json"):
+        return acceptance.to_csv(drafting) if format == "csv" else acceptance.to_json(drafting)
+    _check_names(groups, view)
+    parts: list[Paragraph | Grid] = []
+    for number, group in enumerate(groups, 1):
+        names, title = _names(group, view), f"group {number}" if len(groups) > 1 else ""
+        shown = {group.title(suite) for suite in (group.suites if view.by_suite else (group.pooled,))}
+        of_group = [each for each in drafting if each.group == number and each.suite in shown]
+        positions = range(max((len(each.histogram) for each in of_group), default=0))
+        named, by_position = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)
+        for each in of_group:
+            name = names[each.label]
+            named[each.suite].append((name, *each.named_cells))
+            for first, row in zip((name, "", ""), each.position_rows, strict=True):
+                by_position[each.suite].append((first, *row, *[""] * (len(positions) + 1 - len(row))))
+        parts.append(Grid(title, _ACCEPTANCE_HEAD, _frozen(named)))
+        parts.append(Grid(title, ("method", "% drafts", *map(position_name, positions)), _frozen(by_position)))
+    return _written([*parts, Paragraph((_ACCEPTANCE_NOTE,), "note")], format, view)
+
+
+def _frozen(sections: Mapping[str, Sequence[Row]]) -> dict[str, tuple[Row, ...]]:
+    return {name: tuple(rows) for name, rows in sections.items()}
+
+
+def _written(parts: Parts, format: Format, view: View) -> str:
+    if format == "table":
+        return terminal(parts, view.width)
+    return markdown(parts) if format == "md" else tex(parts)
+
+
+def _check_names(groups: Sequence[Group], view: View) -> None:
+    known = {name for group in groups for pair in _short(group).items() for name in pair}
+    for label in view.names:
+        if label not in known:
+            labels = " ".join(dict.fromkeys(label for group in groups for label in _short(group)))
+            raise UserError("unknown_label", f"--name {label}: these files have no such label. They have: {labels}.")
+
+
+def _short(group: Group) -> dict[str, str]:
+    return short_labels([method.label for method in group.pooled.methods])
+
+
+def _names(group: Group, view: View) -> dict[str, str]:
+    """What to call each label."""
+    return {label: view.names.get(label, view.names.get(name, name)) for label, name in _short(group).items()}
+
+
+def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragraph | Grid]:
+    """The answer of a group, and in the full view everything else."""
+    names = _names(group, view)
+    files = f"Files: {', '.join(str(file.path) for file in group.files)}; {prompts_of(group)}."
+    above = (files, *heading(groups, group)) if view.full else tuple(_brief_heading(groups, group, view.width))
+    yield Paragraph(above)
+    table = named_columns(group, view.columns) if view.columns else brief(group)
+    if table.columns:
+        yield _grid(table, group, view, names, ranked=True)
+    elif not view.full:  # imported scores have no figures but those of the judge
+        yield from (_grid(block, group, view, names) for block in judge_blocks(group))
+    yield Paragraph(summarise(group, names).lines, "finding")
+    found = warnings(group)
+    if not view.full:
+        by_id: dict[str, Warning] = {}
+        for warning in found:
+            by_id.setdefault(warning.id, warning)
+        shown = list(by_id.values())[:_MOST_WARNINGS]
+        lines = [warning.line(names, view.width) for warning in shown]
+        if more := len(found) - len(lines):
+            lines.append(f"{more} more warning{'s' * (more > 1)}: --full")
+        if lines:
+            yield Paragraph(tuple(lines), "warning")
+        return
+    for block in blocks(group):
+        grid = _trimmed(_grid(block, group, view, names))
+        if grid.sections:
+            yield grid
+    yield Paragraph((note(group), *agreement_sentences(group)), "note")
+    if renamed := tuple(f"{name}: {label}" for label, name in names.items() if name != label):
+        yield Paragraph(("Labels:", *renamed))
+    if found:
+        yield Paragraph(tuple(f"Warning: {warning.text}" for warning in found), "warning")
+
+
+def _grid(block: Block, group: Group, view: View, names: Mapping[str, str], *, ranked: bool = False) -> Grid:
+    """`ranked`: the baseline, then lossless methods, then the others, each by falling speed-up."""
+
+    def rank(method: MethodFigures) -> tuple[bool, bool, float]:
+        return not method.is_baseline, not method.lossless, -(method.estimate(SPEEDUP).value or 0.0)
+
+    return Grid(
+        block.title,
+        ("method", *(column.title for column in block.columns)),
+        {
+            group.title(suite): tuple(
+                (names[method.label], *(column.cell(method) for column in block.columns))
+                for method in (sorted(suite.methods, key=rank) if ranked else suite.methods)
+            )
+            for suite in (group.suites if view.by_suite else (group.pooled,))
+        },
+    )
+
+
+def _trimmed(grid: Grid) -> Grid:
+    """Without columns and rows that contain nothing."""
+    empty = {NONE, BASELINE_CELL}
+    rows = [row for rows in grid.sections.values() for row in rows]
+    kept = [at for at in range(len(grid.head)) if at == 0 or any(row[at] not in empty for row in rows)]
+    sections = {
+        name: tuple(tuple(row[at] for at in kept) for row in rows if not empty.issuperset(row[1:]))
+        for name, rows in grid.sections.items()
+    }
+    return Grid(
+        grid.title, tuple(grid.head[at] for at in kept), {name: rows for name, rows in sections.items() if rows}
+    )
 
 
 def blocks(group: Group) -> tuple[Block, ...]:
@@ -58,18 +211,45 @@ def heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
     if len(groups) > 1:
         names = ", ".join(str(file.path) for file in group.files)
         yield f"Group {groups.index(group) + 1} of {len(groups)}: {names}"
+    yield from _differing(group)
+    executor = "" if group.run.imported else f", {group.run.executor} executor"
+    yield f"Baseline {group.run.baseline} on {_settings(group.run)}{executor}."
+
+
+def _differing(group: Group) -> Iterator[str]:
     if group.differs:
         differing = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in group.differs)
         yield f"Not comparable with group 1: {differing}."
-    yield f"Baseline {group.run.baseline} on {_settings(group.run)}."
+
+
+def _brief_heading(groups: Sequence[Group], group: Group, width: int) -> Iterator[str]:
+    """Two lines: files and prompts; then target, machine and sampling."""
+    number = f"Group {groups.index(group) + 1} of {len(groups)}: " if len(groups) > 1 else ""
+    path = group.files[0].path
+    files = f"{path.name} and {len(group.files) - 1} more" if len(group.files) > 1 else str(path)
+    for line in (f"{number}{files}: {prompts_of(group)}", _settings(group.run)):
+        yield shorten(line, width, placeholder=" ...")
+    yield from _differing(group)
+
+
+def prompts_of(group: Group) -> str:
+    """Example: `5 suites (4 embedded), 80 prompts, 1 session`."""
+    suites = [group.title(suite) for suite in (group.suites[:-1] or group.suites)]
+    samples = sum(suite.is_sample for suite in group.run.suites)
+    embedded = f" ({'' if samples == len(suites) else f'{samples} '}embedded)" if samples else ""
+    named = suites[0] if len(suites) == 1 else f"{len(suites)} suites{embedded}"
+    prompts, sessions = max(method.prompts for method in group.pooled.methods), group.sessions
+    return f"{named}, {prompts} prompt{'s' * (prompts != 1)}, {sessions} session{'s' * (sessions != 1)}"
 
 
 def note(group: Group) -> str:
     """How the figures and their intervals are computed."""
     sessions = f", repeats and {group.sessions} sessions" if group.sessions > 1 else " and repeats of one session"
+    batches = " Times are those of whole batches." if group.run.batch_size > 1 else ""
     return (
         "Ratios of sums over the prompts that both the method and the baseline answered; "
-        f"[95% interval, paired jackknife over prompts{sessions}]."
+        f"[95% interval, paired jackknife over prompts{sessions}].{batches} Methods are compared with each other at "
+        "95% confidence, with Holm's correction."
     )
 
 
@@ -77,86 +257,11 @@ def _settings(run: Run) -> str:
     if run.imported:
         return f"{run.target.name}, imported from files of {run.imported}"
     threads = "1 thread" if run.threads == 1 else f"{run.threads} threads"
-    batches = f", batches of up to {run.batch_size} (times are those of whole batches)" if run.batch_size > 1 else ""
+    batches = f", batches of up to {run.batch_size}" if run.batch_size > 1 else ""
     top_p, top_k = (f", top-p {run.top_p:g}" if run.top_p < 1 else ""), (f", top-k {run.top_k}" if run.top_k else "")
     sampling = f"temperature {run.temperature:g}{top_p}{top_k}" if run.temperature else "greedy"
     filled = f" behind {run.context_fill} tokens of filler" if run.context_fill else ""
     return (
-        f"{run.target.name} ({run.target.layers} layers), {run.executor} executor, {run.dtype}, {run.device}, "
-        f"{threads}{batches}, {sampling}, up to {run.max_new_tokens} new tokens{filled}"
+        f"{run.target.name} ({run.target.layers} layers), {run.dtype}, {run.device}, {threads}{batches}, {sampling}, "
+        f"up to {run.max_new_tokens} new tokens{filled}"
     )
-
-
-def _terminal(groups: Sequence[Group], width: int, *, is_brief: bool) -> str:
-    text = io.StringIO()
-    console = Console(file=text, width=width, force_terminal=True, highlight=False)
-    for group in groups:
-        for line in heading(groups, group):
-            console.print(Text(line))
-        shown = replace(group, suites=(group.pooled,)) if is_brief else group
-        for block in (brief(group),) if is_brief else blocks(group):
-            console.print()
-            console.print(_table(block, shown, width))
-        console.print()
-        console.print(Text(note(group), style="dim"))
-        for agreement in agreement_sentences(group):
-            console.print()
-            console.print(Text(agreement))
-        if winner := fastest(group):
-            console.print()
-            console.print(Text(sentence(group, winner), style="green"))
-        console.print()
-        for warning in warnings(group):
-            console.print(Text(f"Warning: {warning.text}", style="yellow"))
-        console.print()
-    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
-
-
-def _table(block: Block, group: Group, width: int) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    methods = [method for suite in group.suites for method in suite.methods]
-    texts = ((*column.title.split(), *map(column.cell, methods)) for column in block.columns)
-    room = width - sum(_BETWEEN + max(map(len, of_column)) for of_column in texts)
-    lines = max(2, *(len(column.title.split()) for column in block.columns))
-    table.add_column(_at_bottom([block.title, "method"], lines), overflow="fold")
-    for column in block.columns:
-        table.add_column(_at_bottom(column.title.split(), lines), justify="right", no_wrap=True)
-    for suite in group.suites:
-        if len(group.suites) > 1:
-            table.add_row(Text(group.title(suite), style="italic"))
-        for method in suite.methods:
-            label = _filled(method.label_lines, room)
-            table.add_row(Text(label), *(Text(column.cell(method)) for column in block.columns))
-        table.add_section()
-    return table
-
-
-def _filled(parts: Sequence[str], room: int) -> str:
-    """A method's name and its options, as many on each line as `room` characters hold."""
-    lines = [parts[0]]
-    for option in parts[1:]:
-        if len(lines[-1]) + 1 + len(option) <= room:
-            lines[-1] += f" {option}"
-        else:
-            lines.append(f" {option}")
-    return "\n".join(lines)
-
-
-def _at_bottom(words: Sequence[str], lines: int) -> str:
-    return "\n".join(["" for _ in range(lines - len(words))] + list(words))
-
-
-def _markdown(groups: Sequence[Group], group: Group) -> Iterator[str]:
-    yield from heading(groups, group)
-    columns = [column for block in blocks(group) for column in block.columns]
-    for suite in group.suites:
-        yield f"**{group.title(suite)}**"
-        lines = [["method", *(column.title for column in columns)], ["---", *("---:" for _ in columns)]]
-        lines += [[f"`{method.label}`", *(column.cell(method) for column in columns)] for method in suite.methods]
-        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    yield note(group)
-    yield from agreement_sentences(group)
-    if winner := fastest(group):
-        yield sentence(group, winner)
-    if of_group := warnings(group):
-        yield "\n".join(f"* {warning.text}" for warning in of_group)

@@ -1,5 +1,5 @@
 "use strict";
-// All that users wrote enters the page through textContent: it is text, whatever it looks like.
+// Everything from results files enters the page through textContent, so none of it is read as HTML.
 (() => {
   const make = (name, className, text) => {
     const element = document.createElement(name);
@@ -8,35 +8,7 @@
     return element;
   };
 
-  // Toggles: an element is shown where both its method and its suite are.
-  function setUpToggles(group) {
-    const controls = group.querySelector(".controls");
-    controls.hidden = false;
-    controls.classList.toggle("tall", controls.offsetHeight > innerHeight / 5);
-    const chosen = (kind) =>
-      new Set([...controls.querySelectorAll(`[data-shows-${kind}]:checked`)].map((box) => box.getAttribute(`data-shows-${kind}`)));
-    const update = () => {
-      const methods = chosen("method");
-      const suites = controls.querySelector("[data-shows-suite]") ? chosen("suite") : null;
-      for (const element of group.querySelectorAll("[data-method], [data-suite]")) {
-        const method = element.getAttribute("data-method");
-        const suite = element.getAttribute("data-suite");
-        const shown = (method === null || methods.has(method)) && (suite === null || !suites || suites.has(suite));
-        element.classList.toggle("off", !shown);
-      }
-    };
-    controls.addEventListener("change", update);
-    controls.addEventListener("click", (event) => {
-      const button = event.target.closest("button");
-      if (!button) return;
-      const kind = button.dataset.all || button.dataset.none;
-      for (const box of controls.querySelectorAll(`[data-shows-${kind}]`)) box.checked = Boolean(button.dataset.all);
-      update();
-    });
-    update();
-  }
-
-  // Tables sort by the number that a cell begins with; cells without one go last, and ties stay as they are.
+  // Tables sort by the number that a cell begins with. Cells without one go last.
   const numberIn = (cell) => {
     const value = parseFloat(cell.textContent.trim().replace("\u2212", "-").replace(/,(?=\d{3})/g, ""));
     return Number.isNaN(value) ? null : value;
@@ -58,16 +30,13 @@
         const down = head.getAttribute("aria-sort") ? head.getAttribute("aria-sort") === "ascending" : column > 0;
         for (const other of heads) other.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        for (const body of table.tBodies) {
-          const lines = [...body.rows].filter((line) => line.hasAttribute("data-method"));
-          lines.sort((one, other) => compareCells(one, other, column, down ? -1 : 1));
-          body.append(...lines);
-        }
+        const [body] = table.tBodies;
+        body.append(...[...body.rows].sort((one, other) => compareCells(one, other, column, down ? -1 : 1)));
       });
     });
   }
 
-  // Answers side by side.
+  // Answers next to each other.
   const data = JSON.parse(document.getElementById("answers").textContent);
 
   // The pieces of a text: [from, to, class], cut where blocks and the first difference begin.
@@ -111,47 +80,56 @@
   }
   function side(title, answer) {
     const box = make("div", "side");
-    box.append(make("h4", "", title));
-    box.append(make("p", "quiet", `${answer.tokens} tokens${answer.stop_reason ? `, ended by ${answer.stop_reason}` : ""}`));
-    const said = make("div", "said");
-    said.dir = "auto";
-    said.tabIndex = 0;
-    fill(said, answer);
-    box.append(said);
+    box.append(make("h3", "", title));
+    const facts = [answer.tokens !== null && `${answer.tokens} tokens`, answer.stop_reason && `stop reason: ${answer.stop_reason}`];
+    box.append(make("p", "quiet", facts.filter(Boolean).join(", ")));
+    const text = make("div", "text");
+    text.dir = "auto";
+    text.tabIndex = 0;
+    fill(text, answer);
+    box.append(text);
     if (!answer.spans && answer.steps.length) {
-      const strip = make("div", "strip");
-      strip.setAttribute("role", "img");
-      strip.setAttribute("aria-label", "tokens of each step; coloured where drafted ones were accepted");
-      for (const [accepted, committed] of answer.steps) strip.append(make("span", accepted ? "accepted" : "", committed));
-      box.append(strip, make("p", "quiet", "Tokens of each step; coloured where drafted ones were accepted."));
+      const steps = make("div", "steps");
+      for (const [accepted, committed] of answer.steps) steps.append(make("span", accepted ? "accepted" : "", committed));
+      box.append(steps, make("p", "quiet", "Tokens of each step. Blue: the step accepted draft tokens."));
     }
     return box;
   }
   const short = (value) => (Math.abs(value) >= 0.001 || value === 0 ? value.toFixed(4) : value.toExponential(2));
+  const VERDICTS = {
+    identical: "Same answer as the baseline.",
+    tie: "A tie: at the first difference both tokens score equally within rounding error.",
+    numeric: "The answers differ by rounding error.",
+    lossy: "The answers differ by more than rounding error.",
+    sampled: "Sampled answers: two samples may differ.",
+  };
   function evidence(entry) {
-    const parts = [entry.verdict || "no verdict"];
-    if (entry.first_divergence !== null) parts.push(`first difference at token ${entry.first_divergence} (counted from 0)`);
-    if (entry.margin !== null) parts.push(`margin of the target there ${short(entry.margin)}`);
-    if (entry.noise !== null) parts.push(`noise ${short(entry.noise)}`);
-    return parts.join("; ");
+    const numbers = [];
+    if (entry.first_divergence !== null) numbers.push(`First difference at token ${entry.first_divergence} (counted from 0)`);
+    if (entry.margin !== null) numbers.push(`margin ${short(entry.margin)}`);
+    if (entry.noise !== null) numbers.push(`noise ${short(entry.noise)}`);
+    return [VERDICTS[entry.verdict] || "Not compared.", numbers.join(", ")].join(" ");
   }
-  function judgement(said) {
-    const order = said.order ? `, ${said.order.replace("_", " ")}` : "";
-    const against = said.baseline_score === null ? "" : `, the baseline ${said.baseline_score}`;
-    const given = said.unreadable || (said.score === null ? "a tie: the texts are the same" : `${said.score}${against}`);
+  function judgement(score) {
+    const order = score.order ? `, ${score.order.replace("_", " ")}` : "";
+    const against = score.baseline_score === null ? "" : `, the baseline ${score.baseline_score}`;
+    const result = score.unreadable || (score.score === null ? "a tie: the texts are the same" : `${score.score}${against}`);
     const box = make("details", "judgement");
-    box.append(make("summary", "", `${said.judge}${order}: ${given}`), make("div", "said", said.reply || "It wrote nothing."));
+    box.append(make("summary", "", `${score.judge}${order}: ${result}`), make("div", "text", score.reply || "An empty reply."));
     return box;
   }
-  function legend() {
-    const words = make("p", "quiet legend");
-    words.append(make("span", "swatch accepted", "accepted"), make("span", "swatch accepted odd", "accepted by the next step"));
-    words.append(make("span", "swatch own", "the target's own token"), make("span", "swatch after", "after the first difference"));
-    return words;
+  function legend(entry) {
+    const line = make("p", "quiet legend");
+    if (entry.answer.spans) {
+      line.append(make("span", "accepted", "accepted draft tokens"), make("span", "accepted odd", "the same, next step"));
+      line.append(make("span", "own", "the target's own token"));
+    }
+    if (entry.answer.cut !== null) line.append(make("span", "after", "after the first difference"));
+    return line;
   }
   function setUpViewer(place) {
     const own = data.answers.filter((entry) => entry.group === Number(place.dataset.viewer));
-    const methods = [...new Set(own.map((entry) => entry.place.label))];
+    const names = JSON.parse(place.dataset.names);
     const choice = (title) => {
       const label = make("label", "", title);
       const select = make("select");
@@ -160,14 +138,17 @@
     };
     const [methodLabel, methodSelect] = choice("Method");
     const [promptLabel, promptSelect] = choice("Answer");
-    for (const label of methods) methodSelect.append(make("option", "", label));
+    for (const label of new Set(own.map((entry) => entry.place.label))) {
+      methodSelect.append(make("option", "", names[label]));
+      methodSelect.lastChild.value = label;
+    }
     const before = make("button", "", "previous");
     const after = make("button", "", "next");
     before.type = after.type = "button";
-    const bar = make("div", "bar-of-choices");
+    const bar = make("div", "choices");
     bar.append(methodLabel, promptLabel, before, after);
-    const said = make("p", "verdict");
-    said.setAttribute("aria-live", "polite");
+    const verdict = make("p", "verdict");
+    verdict.setAttribute("aria-live", "polite");
     const sides = make("div", "sides");
     let entries = [];
     const show = () => {
@@ -175,15 +156,15 @@
       const entry = entries[at];
       before.disabled = at <= 0;
       after.disabled = at >= entries.length - 1;
-      said.textContent = evidence(entry);
-      sides.replaceChildren(side("baseline", entry.baseline), side(entry.place.label, entry.answer));
-      judged.replaceChildren(...entry.judgements.map(judgement));
+      verdict.textContent = evidence(entry);
+      sides.replaceChildren(side("baseline", entry.baseline), side(names[entry.place.label], entry.answer));
+      below.replaceChildren(legend(entry), ...entry.judgements.map(judgement));
     };
     const choose = () => {
       entries = own.filter((entry) => entry.place.label === methodSelect.value);
       promptSelect.replaceChildren(...entries.map((entry) => {
         const turn = entry.place.turn ? `, turn ${entry.place.turn + 1}` : "";
-        return make("option", "", `${entry.verdict || "?"}: ${entry.place.suite} ${entry.place.prompt_id}${turn}`);
+        return make("option", "", `${entry.verdict ? `${entry.verdict}: ` : ""}${entry.place.suite} ${entry.place.prompt_id}${turn}`);
       }));
       promptSelect.selectedIndex = 0;
       show();
@@ -193,14 +174,19 @@
     promptSelect.addEventListener("change", show);
     before.addEventListener("click", () => move(-1));
     after.addEventListener("click", () => move(1));
-    const judged = make("div", "judged");
-    place.replaceChildren(bar, said, legend(), sides, judged);
-    const telling = own.find((entry) => entry.answer.cut !== null);
-    if (telling) methodSelect.value = telling.place.label;
+    const below = make("div");
+    place.replaceChildren(bar, verdict, sides, below);
+    const different = own.find((entry) => entry.answer.cut !== null);
+    if (different) methodSelect.value = different.place.label;
     choose();
   }
 
-  document.querySelectorAll(".group").forEach(setUpToggles);
   document.querySelectorAll("table").forEach(setUpSorting);
   document.querySelectorAll("[data-viewer]").forEach(setUpViewer);
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    opened.forEach((box) => { box.open = true; });
+  });
+  addEventListener("afterprint", () => opened.forEach((box) => { box.open = false; }));
 })();

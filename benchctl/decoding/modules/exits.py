@@ -295,7 +295,7 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
 
     @property
     def reason(self) -> str:  # type: ignore[override]
-        return "" if self.mode == "draft" else "tokens that leave early are not verified by the full target"
+        return "" if self.mode == "draft" else "tokens that exit early are not verified by the full target"
 
     @property
     @abstractmethod

@@ -142,7 +142,7 @@ def find_suite(spec: SuiteSpec, *, source: str, downloader: Downloader, notify: 
     if spec.own:
         return _embedded(spec)
     if source == "embedded":
-        notify(f"{spec.name}: embedded sample of {spec.embedded_prompts} prompts, not the published {spec.prompts}")
+        notify(f"{spec.name}: {spec.embedded_prompts} embedded sample prompts, not the {spec.prompts} published ones")
         return _embedded(spec)
     if folder := os.environ.get("BENCHCTL_DATA"):
         suite = _in_folder(spec, Path(folder).expanduser(), source, notify)
@@ -200,8 +200,6 @@ def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> Su
 
 
 def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: Notify) -> SuiteBytes:
-    if not downloader.offline:
-        notify(f"{spec.name}: fetching the published prompts from {spec.address}")
     try:
         content = downloader.fetch(spec.address)
     except UnreachableError as error:
@@ -213,8 +211,8 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
                 "embedded",
             ) from None
         notify(
-            f"{spec.name}: out of reach ({error}); using the embedded sample of {spec.embedded_prompts} prompts "
-            f"instead of the published {spec.prompts}; set BENCHCTL_DATA for the published file"
+            f"{spec.name}: {spec.embedded_prompts} embedded sample prompts (the {spec.prompts} published ones need "
+            f"network access or BENCHCTL_DATA: {error})"
         )
         return _embedded(spec)
     if sha256(content) != spec.sha256:
@@ -224,5 +222,6 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
             f"(sha256 {sha256(content)}, expected {spec.sha256}): the transfer broke off, a proxy replaced it, or the "
             "set was changed; try again, or set BENCHCTL_DATA or use --source embedded",
         )
+    notify(f"{spec.name}: fetched the {spec.prompts} published prompts from {spec.address}")
     keep(Path(spec.file).name, content, notify)
     return SuiteBytes(content, "published", spec.address, spec.address)

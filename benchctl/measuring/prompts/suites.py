@@ -171,4 +171,4 @@ def _own_file(text: str) -> SuiteBytes:
     near = difflib.get_close_matches(text.lower().replace("_", "-"), suite_names(), n=1)
     hint = f' Did you mean "{near[0]}"?' if near else ""
     known = ", ".join(suite_names())
-    raise UserError("unknown_suite", f'unknown bench "{text}"; known: {known}, or the path of a .jsonl file.{hint}')
+    raise UserError("unknown_suite", f'unknown suite "{text}"; known: {known}, or the path of a .jsonl file.{hint}')

@@ -1,0 +1,85 @@
+"""Paragraphs and grids for a terminal, in its width."""
+
+import io
+from collections.abc import Sequence
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from benchctl.analysis.tables.markup import Grid, Kind, Paragraph, Parts
+
+_BETWEEN = 2  # characters between two columns
+_STYLES: Final[dict[Kind, str]] = {"plain": "", "finding": "green", "note": "dim", "warning": "yellow"}
+
+
+def terminal(parts: Parts, width: int) -> str:
+    """Text with colours, which click.echo drops where there is no terminal."""
+    text = io.StringIO()
+    console = Console(file=text, width=width, force_terminal=True, highlight=False)
+    for part in parts:
+        if isinstance(part, Paragraph):
+            for line in part.lines:
+                console.print(Text(line, style=_STYLES[part.kind]))
+            console.print()
+            continue
+        if part.title:
+            console.print(Text(part.title, style="bold"))
+        widths = _widths(part, width // 2)
+        for columns in _fitting(widths, width):
+            room = max(widths[0], width - sum(_BETWEEN + widths[at] for at in columns))
+            console.print(_table(part, columns, room), soft_wrap=True)  # a narrower terminal wraps it, not a word
+            console.print()
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+
+
+def _widths(grid: Grid, most: int) -> list[int]:
+    """Characters that each column needs at least: for heads the longest word, for figures the longest one, for names
+    the longest word or `most`."""
+    rows = [row for rows in grid.sections.values() for row in rows]
+    names = [len(word) + bool(at) for row in rows for at, word in enumerate(row[0].split())]
+    figures = [
+        max(*(len(word) for word in title.split()), *(len(row[at]) for row in rows))
+        for at, title in enumerate(grid.head)
+    ]
+    return [min(max([*names, len(grid.head[0])]), most), *figures[1:]]
+
+
+def _fitting(widths: Sequence[int], width: int) -> list[range]:
+    """The columns of each table: as few tables of equal size as fit next to the names."""
+    for count in range(1, len(widths)):
+        size = -(-(len(widths) - 1) // count)
+        tables = [range(first, min(first + size, len(widths))) for first in range(1, len(widths), size)]
+        if all(widths[0] + sum(_BETWEEN + widths[at] for at in columns) <= width for columns in tables):
+            break
+    return tables
+
+
+def _table(grid: Grid, columns: Sequence[int], room: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    heads = [[grid.head[0]], *(grid.head[at].split() for at in columns)]
+    lines = max(map(len, heads))
+    for number, words in enumerate(heads):
+        at_bottom = "\n".join([""] * (lines - len(words)) + words)
+        table.add_column(at_bottom, justify="right" if number else "left", no_wrap=True)
+    for name, rows in grid.sections.items():
+        if len(grid.sections) > 1:
+            table.add_row(Text(name, style="italic"))
+        for row in rows:
+            table.add_row(Text(_filled(row[0], room)), *(Text(row[at]) for at in columns))
+        table.add_section()
+    return table
+
+
+def _filled(name: str, room: int) -> str:
+    """A method's name and its options, as many on each line as `room` characters hold; only what is longer is cut."""
+    lines: list[str] = []
+    pieces = (word[at : at + room - 1] for word in name.split(" ") for at in range(0, len(word), room - 1))
+    for word in pieces:
+        if lines and len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f" {word}" if lines else word)
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""The answer of a comparison: the winner, or why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from compared import group_of, value_of
+from fixtures_records import BASELINE
+from test_winner import rows_of, run_of
+
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.stats.estimates import Estimate
+from benchctl.analysis.stats.intervals import Interval
+from benchctl.analysis.summary import speedup_text, summarise
+
+
+def numbers(paces: dict[str, float], noise: float = 0.001) -> tuple[str, tuple[str, ...]]:
+    found = summarise(group_of(rows_of(paces, noise), run_of(paces)))
+    return found.headline, found.lines
+
+
+def test_the_winner_has_its_interval_and_no_method_is_level_with_it() -> None:
+    headline, (first, second) = numbers({"a": 1.4, "b": 1.5})
+    assert headline.startswith("b: 1.50x") and first.startswith("b ") and "1.50x [1.50, 1.50]" in first
+    assert BASELINE in first and "1.4" not in second
+
+
+def test_methods_that_are_not_significantly_slower_are_named_with_their_speed_up() -> None:
+    paces = {"a": 1.4, "b": 1.5, "c": 1.501}
+    headline, (first, second) = numbers(paces, noise=0.003)
+    best, level = ("b", "c") if headline.startswith("b:") else ("c", "b")
+    assert first.startswith(f"{best} ") and f"{level} (1.50x)" in second and "1.40x" not in second
+
+
+def test_without_a_significant_difference_nothing_is_called_fastest() -> None:
+    paces = {"a": 1.001, "b": 0.999}
+    group = group_of(rows_of(paces, noise=0.3), run_of(paces))
+    found = summarise(group)
+    best = max(paces, key=lambda label: value_of(group, SPEEDUP, label) or 0)
+    assert BASELINE in found.headline and f"{best}, {value_of(group, SPEEDUP, best):.2f}x [" in found.lines[1]
+
+
+def test_a_faster_baseline_beats_all() -> None:
+    headline, (_, second) = numbers({"a": 0.8})
+    assert BASELINE in headline and "a, 0.80x [0.80, 0.80]" in second
+
+
+@pytest.mark.parametrize("case", ["few", "imported", "alone"])
+def test_where_methods_cannot_be_compared_there_is_one_line_with_the_reason(case: str) -> None:
+    paces = {} if case == "alone" else {"a": 1.5}
+    rows, run = rows_of(paces), run_of(paces)
+    if case == "few":
+        rows = [row for row in rows if row.prompt_id in ("p0", "p1")]
+    if case == "imported":
+        run = replace(run, imported="medusa")
+    (line,) = summarise(group_of(rows, run)).lines
+    assert "x [" not in line and ("5 prompts" in line) == (case == "few")
+
+
+def test_names_replace_labels() -> None:
+    paces = {"a[x=1]": 1.5, "a[x=2]": 1.2}
+    group = group_of(rows_of(paces), run_of(paces))
+    assert summarise(group).lines[0].startswith("a x=1 ")
+    assert summarise(group, {"a[x=1]": "Ours", "a[x=2]": "Other", BASELINE: "Plain"}).headline.startswith("Ours:")
+
+
+@pytest.mark.parametrize(
+    ("estimate", "shown"),
+    [
+        (Estimate(SPEEDUP, 1.5, Interval(1.4, 1.6)), ("1.50x [1.40, 1.60]", "1.50x")),
+        (Estimate(SPEEDUP, 1.5, None), ("1.50x", "1.50x")),
+    ],
+)
+def test_a_speed_up_as_text(estimate: Estimate, shown: tuple[str, str]) -> None:
+    assert (speedup_text(estimate), speedup_text(estimate, interval=False)) == shown
