@@ -241,7 +241,7 @@ def test_a_name_is_enough_for_the_only_label_and_several_have_numbers() -> None:
     items = {item.labels[0]: item for item in items_of([panel_of(group, FidelityAxis()) for group in many()])}
     assert (items[FOURTEEN[4]].name, items[FOURTEEN[4]].details) == ("early_exit", "")
     assert (items[FOURTEEN[9]].name, items[FOURTEEN[9]].details) == ("early_exit", "")
-    assert (items[FOURTEEN[3]].name, items[FOURTEEN[3]].details) == ("medusa 1", "heads=2 nodes=4")
+    assert (items[FOURTEEN[3]].name, items[FOURTEEN[3]].details) == ("medusa 1", "heads=2")
     assert (items[FOURTEEN[7]].name, items[FOURTEEN[7]].details) == ("lookahead 2", "defaults")
 
 

@@ -7,7 +7,7 @@ above the other methods, the fastest lowest. The band has no scale upwards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, Final, Literal
@@ -18,10 +18,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from benchctl.analysis.comparison import Group, MethodFigures, label_lines
+from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.build import claims_exact
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.names import short_labels
+from benchctl.analysis.names import label_lines, short_labels
 from benchctl.analysis.plots.axes import check_groups, dress, new_panels, settle
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, METRICS, FidelityAxis, fidelity_axis
@@ -187,7 +187,7 @@ def frontier(points: Sequence[tuple[float, float]], looks: Sequence[Look]) -> tu
 def curves(methods: Sequence[MethodInfo]) -> tuple[Curve, ...]:
     """Three or more methods of one name that differ in one number among their options, left-out defaults included. A
     threshold goes first, and each method is on one curve at most."""
-    left, short = list(methods), short_labels([method.label for method in methods])
+    left = list(methods)
     numeric = {name for method in methods for name, value in method.options.items() if is_number(value)}
     found = []
     for option in sorted(numeric, key=lambda name: (name != "threshold", name)):
@@ -199,16 +199,17 @@ def curves(methods: Sequence[MethodInfo]) -> tuple[Curve, ...]:
         for members in alike.values():
             if len({method.options[option] for method in members}) >= _FEWEST_OF_CURVE:
                 left = [method for method in left if method not in members]
-                found.append((methods.index(members[0]), _curve(members, option, short)))
+                found.append((methods.index(members[0]), _curve(members, option, methods)))
     return tuple(curve for _, curve in sorted(found, key=lambda item: item[0]))
 
 
-def _curve(methods: Sequence[MethodInfo], option: str, short: Mapping[str, str]) -> Curve:
-    ordered = sorted(methods, key=lambda method: float(str(method.options[option])))
-    options = max((short[method.label] for method in methods), key=len).split(" ")[1:]
-    common = [text for text in options if not text.startswith(f"{option}=")]
+def _curve(members: Sequence[MethodInfo], option: str, methods: Sequence[MethodInfo]) -> Curve:
+    ordered = sorted(members, key=lambda method: float(str(method.options[option])))
+    labels = [label_lines(method.label) for method in methods if method.name == members[0].name]
+    options = max((label_lines(method.label) for method in members), key=len)
+    apart = [text for text in options if not text.startswith(f"{option}=") and any(text not in each for each in labels)]
     swept = f"{option} {ordered[0].options[option]} to {ordered[-1].options[option]}"
-    return Curve(tuple(method.label for method in ordered), " ".join([*common, swept]))
+    return Curve(tuple(method.label for method in ordered), " ".join([*apart, swept]))
 
 
 def _ends(estimate: Estimate, value: float) -> tuple[float, float]:
