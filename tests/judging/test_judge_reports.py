@@ -120,7 +120,7 @@ def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
         assert (result.exit_code, "--scores" in result.stderr) == (2, True)
     infinite = _run("gate", path, "--require-quality", "inf")
     assert (infinite.exit_code, "inf" in infinite.stderr) == (2, True)
-    assert "--judge needs --y quality" in _run("plot", "--pareto", "--judge", "gpt", path).stderr
+    assert "--judge needs --quality quality" in _run("plot", "--pareto", "--judge", "gpt", path).stderr
 
 
 def test_a_judge_s_biases_are_warned_of(tmp_path: Path) -> None:
@@ -307,8 +307,8 @@ def _texts(path: Path) -> str:
     ("height", "title"),
     [
         ("quality", "score of gpt gpt-4o pairwise on 12 prompts"),
-        ("verdict", "answers that are the target's own on 12 prompts"),
-        ("agreement", "token agreement with autoregressive"),
+        ("verdict", "answers that are the target's own"),
+        ("agreement", "token agreement"),
     ],
 )
 def test_the_pareto_plot_sets_speed_against_what_is_asked_for(tmp_path: Path, height: str, title: str) -> None:

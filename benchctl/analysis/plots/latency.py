@@ -180,7 +180,8 @@ def _describe(axes: Axes, panel: _Panel, style: Style, *, labelled: bool) -> Non
                   textcoords="offset points", fontsize=style.small, color=style.muted)  # fmt: skip
     dress(axes, style)
     axes.tick_params(axis="y", length=0)
-    axes.set_title(panel.title, loc="left", fontsize=style.small, color=style.ink, pad=style.small * 0.6)
+    lines = 0.6 if style.size == "column" else 1.9  # axes side by side may be narrower than the title
+    axes.set_title(panel.title, loc="left", fontsize=style.small, color=style.ink, pad=style.small * lines)
 
 
 def _key(style: Style) -> Iterator[Artist]:
