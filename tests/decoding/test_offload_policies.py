@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import combinations
+from typing import get_args
 
 import pytest
 from offloading import Visits, loads, visits_of
 
-from benchctl.decoding.experts.fast_tier import POLICIES, Key, LeastStale, Lfu, Lru, PolicyName
+from benchctl.decoding.experts.fast_tier import Key, LeastStale, Lfu, Lru, PolicyName
 
 A, B, C, D = (Key(0, expert) for expert in range(4))
 
@@ -96,7 +97,7 @@ def _random_visits(chance: random.Random, layers: int, experts: int, top_k: int,
 @pytest.mark.parametrize("capacity", [2, 3, 4])
 def test_no_policy_loads_less_than_the_best_of_all_choices_or_more_than_no_cache(seed: int, capacity: int) -> None:
     visits = _random_visits(random.Random(seed), layers=2, experts=4, top_k=1 + seed % 2, passes=4)
-    found = {name: loads(name, visits, capacity, 2) for name in POLICIES}
+    found = {name: loads(name, visits, capacity, 2) for name in get_args(PolicyName)}
     assert _least_possible(visits, capacity) <= min(found.values())
     assert found["on_demand"] == max(found.values()) == 2 * 4 * (1 + seed % 2)
 

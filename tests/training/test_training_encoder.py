@@ -17,10 +17,9 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.trainable import Trainable, save_modules
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.prompts.fit import messages
 from benchctl.registry import build
 from benchctl.training.data.chats import Message, Record
 from benchctl.training.data.packing import FULL, Batch, Document, Turn, batch_of, cut_pieces, fill_rows
@@ -137,7 +136,7 @@ def test_prompts_are_those_of_decoding_at_every_turn(chat: bool, tmp_path: Path)
     (text, document) = chat_of(files).tokenize([Record.plain("unit", "Once."), record])
     assert not text.turns and len(document.turns) == 2
     for number, turn in enumerate(document.turns):
-        history = messages(Prompt("1", "unit", asked), said[:number])
+        history = talk(asked[: number + 1], said[:number])
         assert turn.head.tolist() == files.tokenizer.encode_chat(history)
         assert files.tokenizer.decode_text(turn.answer.tolist()) == said[number]
         assert turn.answer[-1] == 2 and len(turn.answer) > 1
