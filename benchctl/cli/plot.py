@@ -46,8 +46,8 @@ class _Output:
     theme: Literal["light", "dark"] = setting("light", "Colour of the ground.")
     size: str = setting(
         "screen",
-        "7.2 inches wide; one column of a paper (3.35 inches wide, text of 7 points or more); a slide (13.33 x 7.5 "
-        "inches, text of 16 points or more).",
+        "7.2 inches wide; one column of a paper (3.35 x 3 inches at most, text of 7 points or more); a slide (13.33 x "
+        "7.5 inches, text of 16 points or more).",
         choices=("screen", "column", "slide", "page"),
         metavar="[screen|column|slide]",
     )
@@ -88,14 +88,15 @@ class _Options:
 def plot(context: click.Context, output: _Output, options: _Options, files: tuple[str, ...]) -> None:
     """Draw one picture of results files (by default results/*.jsonl), all their suites together.
 
-    Runs that cannot be compared, because a setting differs, get a panel each. Sampled runs have no token agreement, so
-    --pareto leaves them out. An option that the picture does not use is refused.
+    Runs that cannot be compared, because a setting differs, get a panel each. Sampled answers cannot be compared token
+    by token, so --pareto leaves sampled runs out. An option that the picture does not use is an error.
 
     \b
     Examples:
       benchctl plot --pareto
       benchctl plot --pareto results/first.jsonl --out first.svg
-      benchctl plot --pareto --by-suite --theme dark --size slide --out talk.png
+      benchctl plot --pareto --theme dark --size slide --out talk.png
+      benchctl plot --pareto --by-suite --out suites.png
       benchctl plot --pareto --quality exact results/tasks.jsonl
       benchctl plot --pareto --quality quality --judge gpt results/first.jsonl
       benchctl plot --acceptance --suite koala --size column --out paper.pdf
@@ -152,5 +153,8 @@ def _greedy(files: list[RunFile]) -> list[RunFile]:
         return files
     for file in files:
         if file.run.temperature > 0:
-            click.echo(f"Note: {file.path}: was sampled, so it has no token agreement and is left out.", err=True)
+            click.echo(
+                f"Note: {file.path}: was sampled, so its answers cannot be compared token by token. It is left out.",
+                err=True,
+            )
     return greedy

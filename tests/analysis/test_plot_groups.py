@@ -1,4 +1,4 @@
-"""What pictures of several groups share: names in lines, and numbers of three digits."""
+"""What pictures of several groups share: titles, names, legends, and numbers of three digits."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures_records import RUN, usual_rows, write
+from fixtures_records import KOALA, MT_BENCH, RUN, usual_rows, write
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from refusals import refused
 
-from benchctl.analysis.comparison import compare
+from benchctl.analysis.comparison import by_suite, compare
 from benchctl.analysis.plots.axes import legend_columns, new_panels
-from benchctl.analysis.plots.style import broken_label, shown_labels, style_of, text_inches, three_digits
+from benchctl.analysis.plots.style import settings, shown_labels, style_of, three_digits
 from benchctl.records.writer import read
 
 LABEL = "two_model[draft_tokens=6,confidence=0.5]"
 
 
-def test_a_label_is_broken_after_its_bracket_and_commas_and_no_line_is_wider_than_it_may_be() -> None:
-    width = text_inches("confidence=0.5]", 8)[0] + 0.01
-    assert broken_label(LABEL, 8, width) == "two_model[\ndraft_tokens=6,\nconfidence=0.5]"
-    assert broken_label(LABEL, 8, 10) == LABEL
-    assert broken_label("early_exit mode=draft", 8, 0.1) == "early_exit\nmode=draft"
-
-
-def test_a_slide_leaves_out_options_that_tell_no_labels_apart() -> None:
-    assert shown_labels([LABEL], style_of(), []) == {LABEL: LABEL}
-    assert shown_labels([LABEL], style_of(size="slide"), []) == {LABEL: "two_model"}
+def test_a_picture_leaves_out_options_in_which_no_labels_differ() -> None:
+    assert shown_labels([LABEL], []) == {LABEL: "two_model"}
+    other = "two_model[draft_tokens=6,confidence=0.2]"
+    assert shown_labels([LABEL, other], []) == {LABEL: "two_model confidence=0.5", other: "two_model confidence=0.2"}
 
 
 @pytest.mark.parametrize(
@@ -38,20 +34,36 @@ def test_numbers_have_three_digits_and_none_is_less_than_nothing_by_rounding(val
     assert three_digits(value) == text
 
 
-def test_a_slide_has_room_for_one_panel(tmp_path: Path) -> None:
-    """Of two, the words beside the axes ran into the titles, and out of the picture."""
+def test_a_slide_and_a_column_have_room_for_one_panel(tmp_path: Path) -> None:
+    """Of two, the words next to the axes ran into the titles, and out of the picture."""
     runs = [replace(RUN, threads=threads) for threads in (1, 2)]
     files = [read(write(tmp_path / f"{run.threads}.jsonl", usual_rows(1), run)) for run in runs]
     groups = compare(files)
-    new_panels(groups, style_of(), [1, 1])
-    new_panels(groups[:1], style_of(size="slide"), [1])
-    with refused("too_many_panels", "2", "1"):
-        new_panels(groups, style_of(size="slide"), [1, 1])
+    new_panels(groups, ["a", "b"], style_of(), [1, 1])
+    for size in ("column", "slide"):
+        new_panels(groups[:1], ["a"], style_of(size=size), [1])
+        with refused("too_many_panels", "2", "1"):
+            new_panels(groups, ["a", "b"], style_of(size=size), [1, 1])
+
+
+def test_settings_that_panels_share_stand_above_the_first_only(tmp_path: Path) -> None:
+    rows = [replace(row, suite=suite) for suite in ("koala", "mt-bench") for row in usual_rows(1)]
+    groups = by_suite(compare([read(write(tmp_path / "a.jsonl", rows, replace(RUN, suites=(KOALA, MT_BENCH))))]))
+    figure, panels = new_panels(groups, ["first", "second"], style_of(), [1, 2], columns=2)
+    words = [" ".join(text.get_text().split()) for text in figure.findobj(Text)]
+    assert [word for word in words if word] == [
+        "first",
+        f"{settings(groups[0])}; koala: 1 prompt",
+        "second",
+        "mt-bench: 1 prompt",
+    ]
+    assert panels[0].bbox.height == pytest.approx(panels[1].bbox.height)  # a row is as high as its highest panel
 
 
 def test_a_legend_has_as_many_columns_as_fit_and_rows_that_are_alike() -> None:
-    assert legend_columns(["a", "b", "c"], style_of()) == 3
-    assert legend_columns(["a" * 60, "b" * 60, "c"], style_of(size="column")) == 1
-    four = ["x" * 22] * 4
-    widest = text_inches(four[0], 8)[0] + 6 * 8 / 72
-    assert int(0.96 * style_of().width / widest) == 3 and legend_columns(four, style_of()) == 2
+    def key(*names: str) -> list[Line2D]:
+        return [Line2D([], [], label=name) for name in names]
+
+    assert legend_columns(key("a", "b", "c"), style_of()) == 3
+    assert legend_columns(key("a" * 60, "b" * 60, "c"), style_of(size="column")) == 1
+    assert legend_columns(key(*["x" * 25] * 4), style_of()) == 2

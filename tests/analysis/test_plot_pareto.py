@@ -42,7 +42,7 @@ from benchctl.analysis.comparison import Group, by_suite, compare
 from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis, default_axis
-from benchctl.analysis.plots.pareto import Curve, draw_panels, items_of, panel_of
+from benchctl.analysis.plots.pareto import items_of, panel_of
 from benchctl.analysis.plots.style import SIZES, THEMES, Style, style_of
 from benchctl.analysis.summary import summarise
 from benchctl.records.schema import Row, Run
@@ -105,7 +105,7 @@ def names(figure: Figure) -> list[str]:
 
 
 def key(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.findobj(Legend) for text in legend.get_texts()]  # type: ignore[attr-defined]
+    return [text.get_text() for legend in figure.findobj(Legend) for text in legend.get_texts()]
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
@@ -241,15 +241,22 @@ def test_a_name_is_enough_for_the_only_label_and_several_have_numbers() -> None:
     items = {item.labels[0]: item for item in items_of([panel_of(group, FidelityAxis()) for group in many()])}
     assert (items[FOURTEEN[4]].name, items[FOURTEEN[4]].details) == ("early_exit", "")
     assert (items[FOURTEEN[9]].name, items[FOURTEEN[9]].details) == ("early_exit", "")
-    assert (items[FOURTEEN[3]].name, items[FOURTEEN[3]].details) == ("medusa 1", "heads=2 nodes=4")
+    assert (items[FOURTEEN[3]].name, items[FOURTEEN[3]].details) == ("medusa 1", "heads=2")
     assert (items[FOURTEEN[7]].name, items[FOURTEEN[7]].details) == ("lookahead 2", "defaults")
 
 
-def test_a_curve_has_a_line_and_one_name() -> None:
-    found = panel_of(many()[0], FidelityAxis())
-    lossy = tuple(FOURTEEN[-4:])
-    figure, _ = draw_panels([replace(found, curves=(Curve(lossy, "threshold 0.1 to 0.9"),))], FidelityAxis(), SCREEN)
-    drawn = points(figure.axes[1])
-    assert has_line(figure.axes[1], [(drawn[label].x, drawn[label].y) for label in lossy])
-    assert "deed: threshold 0.1 to 0.9" in key(figure) and "skip_decode" not in names(figure)
-    assert {label for label in lossy if drawn[label].across} == {dot.label for dot in found.dots if dot.best} & {*lossy}
+def test_a_curve_has_a_line_and_one_name_and_bars_only_where_no_method_beats_it() -> None:
+    """Forty bars of 35 labels were spaghetti."""
+    swept = [
+        replace(RUN.methods[2], label=f"early_exit[threshold=0.{n}]", options={"threshold": n / 10}) for n in (1, 2, 3)
+    ]
+    rows = [baseline_row(f"p{number}") for number in range(6)]
+    for number, each in product(range(6), range(3)):
+        answer = exiting_row(f"p{number}", step_s=(0.5, 0.7, 1.5)[each] + 0.02 * number)
+        rows.append(replace(answer, label=swept[each].label, first_divergence=2 + 2 * each + number % 2))
+    figure = pareto(groups_of(rows, replace(RUN, methods=(RUN.methods[0], *swept))))
+    (axes,) = figure.axes
+    drawn = points(axes)
+    assert has_line(axes, [(drawn[method.label].x, drawn[method.label].y) for method in swept])
+    assert [drawn[method.label].across is not None for method in swept] == [True, True, False]
+    assert "early_exit: threshold 0.1 to 0.3" in key(figure) and names(figure).count("early_exit") == 1

@@ -52,8 +52,8 @@ def test_contrast_is_that_of_wcag() -> None:
 
 @pytest.mark.parametrize("style", GROUNDS, ids=THEMES)
 def test_text_and_colours_stand_out_from_the_ground(style: Style) -> None:
-    """WCAG 2.2, 1.4.3 and 1.4.11: 4.5 for text, 3 for what a picture needs to be understood. What is beaten is faded on
-    purpose, and hollow; it is still seen."""
+    """WCAG 2.2, 1.4.3 and 1.4.11: 4.5 for text, 3 for what a picture needs to be understood. Faded bars are still
+    seen."""
     assert contrast(style.ink, style.ground) > 12
     assert contrast(style.muted, style.ground) >= 4.5
     assert all(contrast(colour, style.ground) >= 3 for colour in style.colours)
@@ -65,17 +65,18 @@ def test_text_and_colours_stand_out_from_the_ground(style: Style) -> None:
 def test_colours_are_told_apart_by_eyes_that_lack_a_cone(style: Style, eyes: str) -> None:
     """A difference of 2 in CIELAB is seen side by side; thin lines far from their key need many times that."""
     seen = [lab(colour, eyes) for colour in (style.ink, *style.colours)]
-    assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) >= 25
+    assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) >= 20
 
 
 @pytest.mark.parametrize("style", GROUNDS, ids=THEMES)
-def test_marks_of_one_colour_differ_without_it(style: Style) -> None:
-    marks = [style.mark(number) for number in range(30)]
-    assert len({(mark.colour, mark.marker) for mark in map(style.mark, range(78))}) == 78
-    assert len({mark.marker for mark in marks[:13]}) == 13
-    for one, other in combinations(marks, 2):
-        if one.colour == other.colour:
-            assert one.hatch != other.hatch and one.dashes != other.dashes and one.marker != other.marker
+def test_a_method_has_the_same_colour_in_every_picture(style: Style) -> None:
+    """Orange was prompt_lookup in one picture and all lossy methods in another."""
+    built_in = ("two_model", "prompt_lookup", "lookahead", "medusa", "early_exit", "deed", "m2r2", "skip_decode",
+                "mixture_of_depths")  # fmt: skip
+    own = {style.colour_of(name) for name in built_in}
+    assert len(own) == len(built_in) and style.colour_of("autoregressive") == style.ink
+    assert style.colour_of("m2r2[exit=2]") == style.colour_of("m2r2") == style.colour_of("m2r2_dynamic")
+    assert {style.colour_of(name) for name in ("follow", "repeat", "mine")} <= set(style.colours) - own
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
@@ -88,6 +89,7 @@ def test_a_picture_is_as_wide_as_its_place_and_its_letters_as_high_as_they_must_
     wide, high = figure.get_size_inches()
     assert wide == pytest.approx({"screen": 7.2, "column": 3.35, "slide": 13.333}[style.size], abs=1e-3)
     assert high == (7.5 if style.size == "slide" else 2.0)
+    assert new_figure(style, 9.0).get_figheight() == {"screen": 9, "column": 3, "slide": 7.5}[style.size]
     axes = figure.add_subplot()
     axes.plot([1, 2], [3, 4], label="a")
     axes.set(title="t", xlabel="x", ylabel="y")
@@ -134,5 +136,4 @@ def test_lines_are_broken_at_spaces_where_they_would_be_too_wide() -> None:
     assert in_lines("one two three", 8, wide) == ["one two", "three"]
     assert in_lines("one two three", 8, 9.0) == ["one two three"]
     assert in_lines("one  two", 8, 9.0) == ["one  two"]
-    assert in_lines("one  two", 8, wide / 2, indent="  ") == ["one", "  two"]
     assert in_lines("unbreakable", 8, 0.1) == ["unbreakable"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
 from pictures import LOOKS, assert_readable, figure_of, write_picture
@@ -17,7 +17,7 @@ from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.style import style_of
-from benchctl.analysis.plots.sweep import sweeps
+from benchctl.analysis.plots.sweep import significant, sweeps
 from benchctl.records.schema import Exactness, MethodInfo, Row, Scalar
 from benchctl.records.writer import read
 
@@ -139,19 +139,39 @@ def test_an_option_that_one_version_of_a_method_lacks_is_a_line_of_its_own(tmp_p
     assert [line.title for line in found.lines] == ["confidence=0.5", "confidence=–"]
 
 
-def test_each_line_has_its_interval_as_a_band(tmp_path: Path) -> None:
+def test_settings_that_differ_more_than_prompts_do_differ_significantly(tmp_path: Path) -> None:
+    """Of steps of 0.8 to 1.4 s each pair differs, but not from its own copy. The baseline takes part."""
+    same = [(drafts(tokens, 0.0), 1.0) for tokens in (2, 4)]
+    (copies,) = sweeps(measured(tmp_path, same, "same"))
+    labels = [method.label for method, _ in same]
+    assert significant(copies) == {(label, RUN.baseline) for label in labels}
+    (found,) = sweeps(drafting_groups(tmp_path))
+    ranked = [method.label for method, _ in sorted(DRAFTING, key=lambda each: each[1])]
+    assert significant(found) == set(combinations([*ranked, RUN.baseline], 2))
+
+
+@pytest.mark.parametrize(("step_s", "hollow"), [(1.0, 0), (2.0, 2)])
+def test_a_mark_is_hollow_where_speed_does_not_differ_from_the_baseline(
+    tmp_path: Path, step_s: float, hollow: int
+) -> None:
+    """Half as many steps of 2 s take as long as the baseline's."""
+    run = [(drafts(tokens, 0.0), step_s) for tokens in (2, 4)]
+    rows = [replace(row, step_s=(step_s + 0.1 * (-1) ** int(row.prompt_id[1:]),) * 4) for row in drafting_rows(run)]
+    speed, _ = figure_of("sweep", groups_of(tmp_path, [method for method, _ in run], rows), style_of()).axes
+    marks = [line for line in speed.lines if len(line.get_xydata()) == 1]  # type: ignore[arg-type]
+    assert len(marks) == 2
+    assert sum(line.get_markerfacecolor() == style_of().ground for line in marks) == hollow
+
+
+def test_each_point_has_its_interval_as_a_bar_and_bars_of_lines_stand_apart(tmp_path: Path) -> None:
+    """Four bands on each other were a grey from which nothing could be read."""
     groups = drafting_groups(tmp_path)
-    figure = figure_of("sweep", groups, style_of())
-    speed, _ = figure.axes
+    speed, _ = figure_of("sweep", groups, style_of()).axes
     (found,) = sweeps(groups)
-    bands = [band for band in speed.collections if type(band).__name__ == "FillBetweenPolyCollection"]
-    assert len(bands) == 2
-    for line, band in zip(found.lines, bands, strict=True):
-        heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
-        for method in line.points.values():
-            interval = method.estimate(SPEEDUP).interval
-            assert interval is not None
-            assert np.abs(heights - interval.low).min() < 1e-9 and np.abs(heights - interval.high).min() < 1e-9
+    bars = [bar for each in speed.containers for bar in each.lines[2][0].get_segments()]  # type: ignore[attr-defined]
+    intervals = [method.estimate(SPEEDUP).interval for line in found.lines for method in line.points.values()]
+    assert [bar[:, 1].tolist() for bar in bars] == [pytest.approx([each.low, each.high]) for each in intervals if each]
+    assert len({bar[0, 0] for bar in bars}) == len(bars) == 5
 
 
 @pytest.mark.slow

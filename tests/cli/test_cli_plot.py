@@ -35,7 +35,7 @@ def test_without_files_everything_in_results_is_plotted(tmp_path: Path, monkeypa
     result = _plot("--pareto")
     assert (result.exit_code, result.stdout) == (0, "Plot: results/pareto.png\n")
     assert (tmp_path / "results" / "pareto.png").read_bytes().startswith(b"\x89PNG")
-    assert "--limit" in result.stderr
+    assert result.stderr == "2 warnings: benchctl compare results/*.jsonl\n"
 
 
 def test_a_sampled_run_in_results_does_not_keep_the_others_from_being_plotted(tmp_path: Path, file: Path) -> None:
@@ -48,11 +48,13 @@ def test_a_sampled_run_in_results_does_not_keep_the_others_from_being_plotted(tm
     assert "--temperature 0" in _plot("--pareto", sampled, "--out", out).stderr
 
 
-def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--quality", "--y"])
+def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path, flag: str) -> None:
+    """The old name of the option still works."""
     rows = [replace(row, verdict=row.verdict and "sampled", first_divergence=None, text="4") for row in usual_rows(3)]
     checked = replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(3)})
     sampled = write(tmp_path / "0.jsonl", rows, replace(RUN, temperature=0.7, suites=(checked,)))
-    result = _plot("--pareto", "--y", "exact", sampled, "--out", tmp_path / "plot.svg")
+    result = _plot("--pareto", flag, "exact", sampled, "--out", tmp_path / "plot.svg")
     assert result.exit_code == 0
     assert "on 3 prompts" in (tmp_path / "plot.svg").read_text()
 
@@ -71,11 +73,11 @@ def test_an_unfit_picture_is_refused_before_the_files_are_read(tmp_path: Path, o
         ("", "--pareto"),
         ("--pareto --latency", "--pareto"),
         ("--pareto --acceptance --sweep", "--pareto"),
-        ("--latency --y exact", "--y"),
+        ("--latency --quality exact", "--quality"),
         ("--pareto --method two_model", "--method"),
         ("--waterfall --by draft_tokens", "--by"),
         ("--alignment --suite koala", "--suite"),
-        ("--pareto --judge gpt", "--y quality"),
+        ("--pareto --judge gpt", "--quality quality"),
     ],
 )
 def test_a_wrong_number_of_pictures_or_an_option_of_another_one_is_refused_before_files_are_read(

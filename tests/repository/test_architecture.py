@@ -41,7 +41,6 @@ LAYERS: dict[str, set[str]] = {
 
 # A library may be imported only under the paths behind its name.
 DOORS: dict[str, tuple[str, ...]] = {
-    "adjustText": ("benchctl/analysis/plots/pareto.py",),
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/reading.py",),
     "http": ("benchctl/measuring/prompts/sources.py",),
@@ -66,7 +65,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "urllib": ("benchctl/measuring/prompts/sources.py", "judges/gpt.py"),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
-IMPORTED_AS = {"adjusttext": "adjustText", "nvidia-ml-py": "pynvml"}
+IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
 
 
 def name_of(file: Path) -> str:

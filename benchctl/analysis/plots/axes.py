@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.plots.style import Style, line_inches, prompts_line, settings, text_inches, wrapped
@@ -225,6 +226,11 @@ def settle(figure: Figure) -> None:
         text.set_parse_math(False)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    # The solver of the layout leaves another rounding error each time, which would change the ids in an SVG.
+    for part in figure.findobj(SubFigure):
+        part.bbox_relative.set_points(part.bbox_relative.get_points().round(6))
+    for axes in figure.axes:
+        axes.set_position(Bbox(axes.get_position().get_points().round(6)))
 
 
 def save(figure: Figure, path: Path) -> None:

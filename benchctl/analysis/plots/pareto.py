@@ -7,7 +7,7 @@ above the other methods, the fastest lowest. The band has no scale upwards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, Final, Literal
@@ -18,10 +18,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from benchctl.analysis.comparison import Group, MethodFigures, label_lines
+from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.build import claims_exact
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.names import short_labels
+from benchctl.analysis.names import label_lines, short_labels
 from benchctl.analysis.plots.axes import check_groups, dress, new_panels, settle
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, METRICS, FidelityAxis, fidelity_axis
@@ -52,8 +52,8 @@ _DIRECTIONS = ((1, 0.4), (-1, 0.4), (1, -0.4), (-1, -0.4), (0, 1), (0, -1), (0.7
 @dataclass(frozen=True)
 class Dot:
     """A method in a panel at speed-up `x` and fidelity `y`. `x_ends` and `y_ends` are the ends of its error bars, the
-    value itself without an interval. `best`: no other method beats it. `banded`: it stands in the band of lossless
-    methods."""
+    value itself without a bar: where it has no interval, and on a curve if another method beats it. `best`: none does.
+    `banded`: it stands in the band of lossless methods."""
 
     label: str
     look: Look
@@ -115,7 +115,7 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     check_groups(groups, request.style, _COLUMNS[request.style.size])
     axis = fidelity_axis(request.quality, groups, request.judge)
     figure, unexplained = draw_panels([panel_of(group, axis) for group in groups], axis, request.style)
-    note = f"there is no room for the options of {unexplained} names. Use --size screen."
+    note = f"the key has no room for the options of {unexplained} names. See `benchctl compare`."
     return Drawing(figure, [note] if unexplained else [])
 
 
@@ -140,23 +140,17 @@ def panel_of(group: Group, axis: FidelityAxis) -> Panel:
     banded = [with_band and look in ("baseline", "lossless") for look in looks]
     # A lossless method whose answers differ in ties has all of the fidelity.
     ranked = [(x, 1.0 if in_band else y) for (x, y), in_band in zip(points, banded, strict=True)]
-    dots = tuple(
-        Dot(
-            label=method.label,
-            look=look,
-            x=x,
-            y=y,
-            x_ends=_ends(method.estimate(SPEEDUP), x),
-            y_ends=_ends(estimate, y),
-            best=best,
-            banded=in_band,
-        )
-        for method, estimate, (x, y), best, look, in_band in zip(
-            methods, fidelity, points, frontier(ranked, looks), looks, banded, strict=True
-        )
-    )
-    lossy = {dot.label for dot in dots if dot.look == "lossy"}
-    return Panel(group, dots, curves([method for method in group.methods if method.label in lossy]))
+    lossy = {method.label for method, look in zip(methods, looks, strict=True) if look == "lossy"}
+    found = curves([method for method in group.methods if method.label in lossy])
+    on_curves = {label for curve in found for label in curve.labels}
+    dots = []
+    for method, estimate, (x, y), best, look, in_band in zip(
+        methods, fidelity, points, frontier(ranked, looks), looks, banded, strict=True
+    ):
+        has_bars = best or method.label not in on_curves
+        x_ends, y_ends = (_ends(method.estimate(SPEEDUP), x), _ends(estimate, y)) if has_bars else ((x, x), (y, y))
+        dots.append(Dot(method.label, look, x, y, x_ends, y_ends, best, in_band))
+    return Panel(group, tuple(dots), found)
 
 
 def look_of(group: Group, method: MethodFigures) -> Look:
@@ -187,7 +181,7 @@ def frontier(points: Sequence[tuple[float, float]], looks: Sequence[Look]) -> tu
 def curves(methods: Sequence[MethodInfo]) -> tuple[Curve, ...]:
     """Three or more methods of one name that differ in one number among their options, left-out defaults included. A
     threshold goes first, and each method is on one curve at most."""
-    left, short = list(methods), short_labels([method.label for method in methods])
+    left = list(methods)
     numeric = {name for method in methods for name, value in method.options.items() if is_number(value)}
     found = []
     for option in sorted(numeric, key=lambda name: (name != "threshold", name)):
@@ -199,16 +193,17 @@ def curves(methods: Sequence[MethodInfo]) -> tuple[Curve, ...]:
         for members in alike.values():
             if len({method.options[option] for method in members}) >= _FEWEST_OF_CURVE:
                 left = [method for method in left if method not in members]
-                found.append((methods.index(members[0]), _curve(members, option, short)))
+                found.append((methods.index(members[0]), _curve(members, option, methods)))
     return tuple(curve for _, curve in sorted(found, key=lambda item: item[0]))
 
 
-def _curve(methods: Sequence[MethodInfo], option: str, short: Mapping[str, str]) -> Curve:
-    ordered = sorted(methods, key=lambda method: float(str(method.options[option])))
-    options = max((short[method.label] for method in methods), key=len).split(" ")[1:]
-    common = [text for text in options if not text.startswith(f"{option}=")]
+def _curve(members: Sequence[MethodInfo], option: str, methods: Sequence[MethodInfo]) -> Curve:
+    ordered = sorted(members, key=lambda method: float(str(method.options[option])))
+    labels = [label_lines(method.label) for method in methods if method.name == members[0].name]
+    options = max((label_lines(method.label) for method in members), key=len)
+    apart = [text for text in options if not text.startswith(f"{option}=") and any(text not in each for each in labels)]
     swept = f"{option} {ordered[0].options[option]} to {ordered[-1].options[option]}"
-    return Curve(tuple(method.label for method in ordered), " ".join([*common, swept]))
+    return Curve(tuple(method.label for method in ordered), " ".join([*apart, swept]))
 
 
 def _ends(estimate: Estimate, value: float) -> tuple[float, float]:
@@ -240,12 +235,11 @@ def items_of(panels: Sequence[Panel]) -> tuple[Item, ...]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a dot stands: in the band `y` is its row. On a curve only dots that no other beats have bars."""
+    """Where a dot stands: in the band `y` is its row."""
 
     dot: Dot
     axes: Axes
     y: float
-    has_bars: bool
 
     @property
     def y_ends(self) -> tuple[float, float]:
@@ -299,11 +293,8 @@ def draw_panels(panels: Sequence[Panel], axis: FidelityAxis, style: Style) -> tu
 def _limits(panels: Sequence[Panel]) -> _Limits:
     """As far as the data and their bars go, with a margin."""
     dots = [dot for panel in panels for dot in panel.dots]
-    on_curves = {label for panel in panels for curve in panel.curves for label in curve.labels}
-    free = [dot for dot in dots if not dot.banded]
-    ys = [end for dot in free for end in ((dot.y,) if dot.label in on_curves and not dot.best else dot.y_ends)]
-    xs = [end for dot in dots for end in ((dot.x,) if dot.label in on_curves and not dot.best else dot.x_ends)]
-    return _Limits(_around([*xs, 1.0], 0.2), _around(ys or [1.0], 0.1))
+    ys = [end for dot in dots for end in dot.y_ends if not dot.banded]
+    return _Limits(_around([1.0, *(end for dot in dots for end in dot.x_ends)], 0.2), _around(ys or [1.0], 0.1))
 
 
 def _around(values: Sequence[float], least: float) -> tuple[float, float]:
@@ -329,11 +320,10 @@ def _draw_panel(
     or the same twice."""
     upper, lower = grid
     lower.set_xlim(*limits.x)
-    on_curves = {label for curve in panel.curves for label in curve.labels}
-    places = [_Place(dot, lower, dot.y, dot.best or dot.label not in on_curves) for dot in panel.free]
+    places = [_Place(dot, lower, dot.y) for dot in panel.free]
     if panel.free:
         lower.set_ylim(*limits.y)
-        ticks = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(*limits.y)
+        ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(*limits.y)
         most = limits.y[1] if axis.judge else min(limits.y[1], 1.0)  # no share is above 1
         lower.set_yticks([tick for tick in ticks if limits.y[0] <= tick <= most + 1e-9])
         lower.set_ylabel(axis.title(panel.group))
@@ -341,7 +331,7 @@ def _draw_panel(
         upper.set_ylim(-0.8, len(panel.band) - 0.2)
         upper.set_yticks([])
         upper.set_ylabel("lossless" if panel.free else f"lossless:\n{axis.name} 1")
-        places += [_Place(dot, upper, float(row), True) for row, dot in enumerate(panel.band)]
+        places += [_Place(dot, upper, float(row)) for row, dot in enumerate(panel.band)]
     for axes in grid:
         axes.axvline(1, color=style.muted, linewidth=style.line * 0.6, linestyle=":", zorder=1)
         dress(axes, style)
@@ -386,8 +376,8 @@ def _draw_dot(place: _Place, style: Style) -> None:
     place.axes.errorbar(
         [dot.x],
         [place.y],
-        xerr=[[dot.x - left], [right - dot.x]] if place.has_bars and right > left else None,
-        yerr=[[place.y - low], [high - place.y]] if place.has_bars and high > low else None,
+        xerr=[[dot.x - left], [right - dot.x]] if right > left else None,
+        yerr=[[place.y - low], [high - place.y]] if high > low else None,
         fmt=_MARKERS[dot.look],
         color=colour,
         markersize=style.marker,
@@ -425,9 +415,8 @@ def _lines(places: Sequence[_Place], curves: Sequence[Curve]) -> Iterator[Bbox]:
     """The boxes of bars, and of short pieces of curves, outside the band."""
     free = {place.dot.label: place for place in places if not place.dot.banded}
     for place in free.values():
-        if place.has_bars:
-            yield _box(place.axes, place.dot.x_ends, (place.y,) * 2, 1)
-            yield _box(place.axes, (place.dot.x,) * 2, place.y_ends, 1)
+        yield _box(place.axes, place.dot.x_ends, (place.y,) * 2, 1)
+        yield _box(place.axes, (place.dot.x,) * 2, place.y_ends, 1)
     for curve in curves:
         for one, other in pairwise(free[label] for label in curve.labels):
             for step in range(1, _PIECES):

@@ -179,7 +179,8 @@ def prompts_line(group: Group) -> str:
     prompts = max(method.prompts for method in group.pooled.methods)
     names = [group.title(suite) for suite in suites]
     embedded = sum("(embedded)" in name for name in names)
-    shown = ", ".join(names) if len(names) <= _MOST_SUITES else f"{len(names)} suites ({embedded} embedded)"
+    count = f"{len(names)} suites{f' ({embedded} embedded)' * (embedded > 0)}"
+    shown = ", ".join(names) if len(names) <= _MOST_SUITES else count
     batches = f" in batches of up to {run.batch_size}" if run.batch_size > 1 else ""
     differences = "; ".join(f"{difference.field} is {difference.second}" for difference in group.differs)
     apart = f"; not comparable with the first panel: {differences}" if differences else ""

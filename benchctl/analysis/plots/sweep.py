@@ -212,7 +212,7 @@ def significant(sweep: Sweep) -> frozenset[tuple[str, str]]:
     for faster, slower in combinations(ranked, 2):
         pairs = pair(sweep.group.frame, faster, slower)
         above, below = (pairs[column].to_numpy(float) for column in ("whole_s_baseline", "whole_s"))
-        p_values[faster, slower] = p_value(above, below, levels(pairs)) if len(pairs) else 1.0
+        p_values[faster, slower] = p_value(above, below, levels(pairs)) if above.sum() != below.sum() else 1.0
     return frozenset(holm(p_values))
 
 
