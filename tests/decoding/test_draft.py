@@ -18,12 +18,6 @@ def test_a_tree_knows_its_depths_and_children() -> None:
     assert draft.children(1) == []
 
 
-def test_a_chain_is_the_tree_with_one_branch() -> None:
-    draft = Draft.chain([4, 4, 8])
-    assert (draft.tokens, draft.parents) == ((4, 4, 8), (ROOT, 0, 1))
-    assert draft.depths == (1, 2, 3)
-
-
 def test_scratch_rows_are_nobody_s_children_and_do_not_count_as_depth() -> None:
     draft = Draft((5, 6, 7), (ROOT, 0, 1), scratch=(False, True, True))
     assert draft.depths == (1, 2, 3)

@@ -74,12 +74,6 @@ def test_fetching_ahead_evicts_nothing_that_is_itself_still_to_be_used_but_a_dem
     assert tier.counts.evicted_unused == 1
 
 
-def test_a_visit_of_more_experts_than_slots_is_served_in_the_order_of_computing() -> None:
-    tier = _tier(2)
-    counts = drive(visits_of([[[0, 1, 2, 3, 4], [0, 1, 2]]]), tier)
-    assert (counts.needed, counts.loads) == (8, 8)
-
-
 def test_a_long_visit_lets_go_even_of_its_own_later_experts() -> None:
     """Four experts are needed, the last two are there, and there are two slots: keeping them would block the first."""
     tier = _tier(2)
@@ -128,16 +122,6 @@ def test_prefill_is_counted_apart() -> None:
     drive(visits_of([[[0, 1], [0]], [[0], [1]]]), tier)
     assert (tier.prefill.needed, tier.prefill.loads) == (3, 3)
     assert (tier.decode.needed, tier.decode.ready, tier.decode.loads) == (2, 1, 1)
-
-
-def test_a_wrong_guess_is_counted_once_it_makes_room() -> None:
-    tier = _tier(2)
-    tier.need(0, [0])
-    settle(tier)
-    tier.want(1, [9])
-    settle(tier)
-    drive([(1, [1]), (2, [2]), (3, [3])], tier)
-    assert tier.counts.evicted_unused == 1
 
 
 def test_only_layers_ahead_can_be_fetched_ahead() -> None:

@@ -166,12 +166,6 @@ def test_typical_acceptance_keeps_the_longest_branch_and_the_likeliest_of_equals
 
 
 @pytest.mark.parametrize("rule", [verify_rejection, verify_typical])
-def test_after_an_accepted_path_the_next_token_comes_from_its_last_row(rule: Callable[..., Verdict]) -> None:
-    target_probs = one_hot([5, 7, 3])
-    assert rule(Draft.chain([5, 7]), target_probs, generator()) == Verdict((0, 1), 3)
-
-
-@pytest.mark.parametrize("rule", [verify_rejection, verify_typical])
 def test_only_rows_that_the_walk_comes_to_are_asked_for(rule: Callable[..., Verdict]) -> None:
     """With top-p each of them is a sort of the vocabulary."""
     asked: set[int] = set()

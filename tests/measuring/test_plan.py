@@ -18,9 +18,7 @@ from benchctl.decoding.loop import Generation
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
-from benchctl.registry import build
 
 NEW_TOKENS = 30
 EVERY = tuple(range(1, LAYERS))
@@ -144,9 +142,3 @@ def test_confidence_equal_to_the_threshold_leaves(confidence: Literal["softmax_g
     reached = 0.0 if confidence == "softmax_gap" else 0.5
     assert EarlyExit(confidence=confidence, threshold=reached).decide(context, view)
     assert not EarlyExit(confidence=confidence, threshold=reached + 1e-9).decide(context, view)
-
-
-def test_exits_of_which_min_exit_leaves_none_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match="min_exit 4"):
-        build("early_exit[exits=2,min_exit=4]")
-    assert isinstance(build("early_exit[exits=2+4,min_exit=4]"), EarlyExit)

@@ -51,6 +51,7 @@ HALF = (
         ("early_exit[decay=-1]", "decay is -1"),
         ("early_exit[decay=inf]", "decay"),
         ("early_exit[decay=4,threshold=1.5]", "threshold of 1"),
+        ("early_exit[exits=2,min_exit=4]", "min_exit 4"),
         ("early_exit[rank=8]", "head=trained"),
         ("early_exit[head=trained,rank=0]", "rank is 0"),
         ("early_exit[head=trained,alpha=-1]", "alpha is -1"),

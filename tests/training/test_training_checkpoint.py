@@ -34,16 +34,6 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    assert load_checkpoint(tmp_path) is None
-    for step in (1, 2, 3):
-        save_checkpoint(tmp_path, state(step))
-    assert names(tmp_path) == ["step-0000002", "step-0000003"]
-    found = loaded(tmp_path)
-    assert (found.position, found.weights["w"].tolist()) == (Position(3), [3.0, 3.0])
-    assert found.fingerprint == {"seed": "0"}
-
-
 @pytest.mark.parametrize(
     "broken",
     ["save_file", "torch.save", "Path.mkdir", "Path.write_text", "os.fsync", "Path.rename", "shutil.rmtree"],
