@@ -167,6 +167,12 @@ def test_the_end_of_the_context_is_not_called_the_limit() -> None:
     assert generate(Literal(7, []), [1] * (CONTEXT_TOKENS - 1), 10).stop_reason == "context"
 
 
+def test_the_prompt_of_the_caller_stays_as_it_was() -> None:
+    prompt = [1, 2]
+    generate(Literal(7, [single(3)]), prompt, 2)
+    assert prompt == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "new_tokens", "error", "fact"),
     [

@@ -53,6 +53,16 @@ def test_seconds_go_to_the_phase_that_was_under_way() -> None:
     assert marks.phases(1) == {"draft": (3.0,), "verify": (6.0,), "commit": (1.0,), "host": (2.0,)}
 
 
+def test_what_prefill_tells_is_no_phase_of_the_first_step() -> None:
+    readings = iter([0.0, 1.0, 10.0, 13.0])
+    marks = Marks(readings.__next__, split=True)
+    marks.mark()
+    marks.enter("verify")
+    marks.mark()
+    marks.mark()
+    assert marks.phases(1) == {"draft": (0.0,), "verify": (0.0,), "commit": (0.0,), "host": (0.0,), UNSPLIT: (3.0,)}
+
+
 @dataclass
 class Slow(Speculative):
     """Moves the clock on by 5 while it drafts, 3 while it judges and 2 while it observes."""

@@ -11,15 +11,7 @@ from refusals import refused
 from warned import warned
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare, differences
-from benchctl.analysis.judges.figures import (
-    CONSISTENCY,
-    FIRST_WINS,
-    LOSS,
-    SCORE_DIFFERENCE,
-    TIE,
-    WIN,
-    JudgedFigures,
-)
+from benchctl.analysis.judges.figures import CONSISTENCY, FIRST_WINS, LOSS, SCORE_DIFFERENCE, TIE, WIN, JudgedFigures
 from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import DEGENERATION, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SOUND_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT

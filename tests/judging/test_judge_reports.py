@@ -205,12 +205,7 @@ def _drafted(judge: str = "gpt") -> list[Score]:
         ([*_better(), *_drafted()], 0.1, ["quality_not_shown"], 4),
         ([*_worse(), *_drafted()], 0.5, ["quality_not_shown"], 1),
         (_better(), 0.5, ["not_judged"], 1),
-        (
-            [*_better(PROMPTS[:11]), *_drafted()],
-            0.5,
-            ["turns_not_judged"],
-            1,
-        ),
+        ([*_better(PROMPTS[:11]), *_drafted()], 0.5, ["turns_not_judged"], 1),
         (
             [*(one for one in _better() if one.order == "baseline_second"), *_drafted()],
             5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 from refusals import refused
 
 from benchctl.errors import UserError
-from benchctl.judging.budget import Price, price_of, price_table
+from benchctl.judging.budget import NOTHING, Budget, Price, price_of, price_table
 from benchctl.judging.chat import load_template, most_tokens
-from benchctl.judging.judge import Message, Question
+from benchctl.judging.judge import Message, Question, Usage
 from benchctl.judging.reply_cache import Cache, Kept, cache_path, content_key
 
 KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:00")
@@ -77,6 +78,25 @@ def test_the_key_changes_with_all_that_a_reply_depends_on() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert key() == key()
+
+
+def test_a_reservation_that_does_not_fit_waits_until_one_in_flight_turns_out_cheaper() -> None:
+    budget = Budget(Price(1_000_000.0, 0.0), max_usd=10.0)  # a token costs a dollar
+    budget.reserve(Usage(6, 0))
+    reserved = threading.Event()
+
+    def second() -> None:
+        budget.reserve(Usage(6, 0))
+        reserved.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert not reserved.wait(0.1)
+    budget.settle(Usage(6, 0), Usage(4, 0))
+    assert reserved.wait(10)
+    thread.join()
+    budget.settle(Usage(6, 0), NOTHING)
+    assert budget.spent.usd == 4.0
 
 
 def test_dated_names_cost_what_their_model_does_and_unknown_ones_nobody_knows() -> None:

@@ -14,13 +14,7 @@ from refusals import refused
 
 from benchctl.errors import UserError
 from benchctl.measuring.prompts import sources, suites
-from benchctl.measuring.prompts.sources import (
-    SIZE_LIMIT_BYTES,
-    Downloader,
-    UnreachableError,
-    prompts_folder,
-    sha256,
-)
+from benchctl.measuring.prompts.sources import SIZE_LIMIT_BYTES, Downloader, UnreachableError, prompts_folder, sha256
 from benchctl.measuring.prompts.suites import Suite, load_suite
 
 CONTENT = b'{"id": "koala_0", "prompt": "Hello?"}\n'

@@ -1,4 +1,4 @@
-"""The order of a run."""
+"""The order of a run, and which of its rounds are still to be measured, decided by rows alone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,63 @@ from pathlib import Path
 import pytest
 from fakes_sessions import LABELS, Met, row_of
 
-from benchctl.measuring.plan import Job, Plan, Task, rounds
+from benchctl.measuring.plan import MOST_RETRIES, Job, Plan, Round, Task, rounds
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.session import SpeedupsSoFar
+from benchctl.records.reader import RowKey, row_key
+from benchctl.records.schema import Row
 
 PLAN = Plan((Prompt("p", "koala", ("Hi",)),), LABELS, repeats=2)
-FIRST = next(rounds(next(PLAN.by_batch())))
+FIRST, SECOND = rounds(next(PLAN.by_batch()))
+DISTURBED, FAILED = "disturbed", "failed"
+
+
+def rows_of(attempt: Round, state: str = "") -> dict[RowKey, Row]:
+    """Rows of an attempt: `state` marks the last one as disturbed, or makes the first one fail."""
+    rows = [row_of(task, Met({})) for job in attempt for task in job]
+    if state == DISTURBED:
+        rows[-1] = replace(rows[-1], invalid="busy")
+    if state == FAILED:
+        rows[0] = row_of(attempt[0][0], Met({}, error="out of memory"))
+    return {row_key(row): row for row in rows}
+
+
+def after(*states: str) -> dict[RowKey, Row]:
+    """The first round, and its retries, in these states."""
+    rows: dict[RowKey, Row] = {}
+    for number, state in enumerate(states):
+        rows |= rows_of(PLAN.again(FIRST, number) if number else FIRST, state)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("states", "retry"),
+    [
+        ((), 0),
+        (("",), None),
+        ((FAILED,), None),  # a failure of the method itself
+        ((DISTURBED,), 1),
+        ((DISTURBED, DISTURBED), 2),
+        ((DISTURBED, FAILED), 2),  # the disturbance may have caused it
+        ((DISTURBED, ""), None),
+        ((DISTURBED, DISTURBED, DISTURBED), None),
+    ],
+)
+def test_a_disturbed_round_is_retried_until_it_is_good_or_the_retries_are_used_up(
+    states: tuple[str, ...], retry: int | None
+) -> None:
+    expected = {None: None, 0: FIRST}.get(retry, PLAN.again(FIRST, retry or 0))
+    assert PLAN.next_attempt(FIRST, after(*states), may_retry=True) == expected
+    assert PLAN.next_attempt(SECOND, after(*states), may_retry=True) == SECOND
+    assert len(states) <= MOST_RETRIES + 1
+
+
+@pytest.mark.parametrize(("number", "marked"), [(0, False), (1, True), (2, False)])
+def test_a_failed_retry_is_marked_where_another_one_follows(number: int, marked: bool) -> None:
+    attempt = PLAN.again(FIRST, number) if number else FIRST
+    rows = list(rows_of(attempt, FAILED).values())
+    last = PLAN.mark_failed(rows, tuple(rows[-1:]))
+    assert bool(last[0].invalid) == marked
 
 
 def test_sessions_and_retries_need_no_torch(root: Path) -> None:

@@ -139,11 +139,7 @@ def warmed(notices: list[str] | None = None) -> Watch:
 
 def test_a_round_is_the_mean_of_its_generations_by_their_time() -> None:
     """3 s that waited for 10% and 1 s that waited for 50%: 0.8 s of 4. What failed counts nothing."""
-    rows = [
-        *met({"waited_share": 0.1, "foreign_cores": 2.0}, 3.0),
-        *met({"waited_share": 0.5}),
-        failed(baseline_row()),
-    ]
+    rows = [*met({"waited_share": 0.1, "foreign_cores": 2.0}, 3.0), *met({"waited_share": 0.5}), failed(baseline_row())]
     assert over_round(rows) == {"waited_share": pytest.approx(0.2), "foreign_cores": 2.0}
     assert over_round([failed(baseline_row())]) == {}
 

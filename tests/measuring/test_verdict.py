@@ -11,14 +11,7 @@ from torch import Tensor
 
 from benchctl.decoding.loop import Generation
 from benchctl.decoding.model.target import Target
-from benchctl.measuring.verdict import (
-    AnswerControl,
-    BaselineAnswers,
-    Judgement,
-    Referee,
-    Verdict,
-    first_divergence,
-)
+from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, Verdict, first_divergence
 
 PROMPT = [1, 2]
 BASELINE = (5, 6, 7)
@@ -145,11 +138,7 @@ def test_an_answer_that_only_ends_earlier_or_later_is_lossy_without_a_control() 
 
 @pytest.mark.parametrize(
     ("gaps", "verdict", "at"),
-    [
-        ((9.0, 0.0, 2 * TINY), "tie", 1),
-        ((9.0, 0.0, 3 * TINY), "numeric", 2),
-        ((9.0, 0.0, 5 * TINY), "lossy", 2),
-    ],
+    [((9.0, 0.0, 2 * TINY), "tie", 1), ((9.0, 0.0, 3 * TINY), "numeric", 2), ((9.0, 0.0, 5 * TINY), "lossy", 2)],
 )
 def test_behind_a_tie_every_token_is_held_against_what_the_target_would_say_there(
     gaps: tuple[float, ...], verdict: str, at: int

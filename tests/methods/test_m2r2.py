@@ -29,12 +29,7 @@ from benchctl.decoding.modules.trainable import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2, draft_beam, draft_chain
 from benchctl.methods.m2r2.gates import Interval
-from benchctl.methods.m2r2.training import (
-    COSINE_SHARE,
-    Trajectories,
-    TwoStreams,
-    slow_state,
-)
+from benchctl.methods.m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, slow_state
 from benchctl.registry import build
 
 WITH_BIASES = (*MODELS, ("llama_biases", 1))

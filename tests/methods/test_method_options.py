@@ -220,10 +220,7 @@ def test_the_loss_needs_no_value_of_its_tensors(label: str, family: str) -> None
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(
-    ("label", "family"),
-    [*product(HALF, ["olmoe", "gemma"]), ("m2r2_prefetch", "olmoe")],
-)
+@pytest.mark.parametrize(("label", "family"), [*product(HALF, ["olmoe", "gemma"]), ("m2r2_prefetch", "olmoe")])
 def test_methods_with_modules_decode_in_the_precision_of_a_gpu(label: str, family: str, device: str) -> None:
     """Gemma keeps gains in float32 and scales its embedding, OLMoE norms queries; both meet the modules' bfloat16."""
     target = Target(tiny_model(family, layers=LAYERS, dtype=torch.bfloat16).to(device), None)

@@ -30,10 +30,7 @@ from benchctl.training.modules.own_text import Answering, answer, prompt_room
 
 CPU = torch.device("cpu")
 # Prompt and answer of each document; the first row holds two of them.
-ROWS = (
-    ([7, 3, 19, 3, 11, 8, 2, 19, 1], [6, 9, 9, 14, 1], [4], [12, 8, 1]),
-    ([20, 6, 1], [*range(2, 22), 5, 1]),
-)
+ROWS = (([7, 3, 19, 3, 11, 8, 2, 19, 1], [6, 9, 9, 14, 1], [4], [12, 8, 1]), ([20, 6, 1], [*range(2, 22), 5, 1]))
 ROW_TOKENS = 24
 
 
