@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 from oracles import ExitAnswer, ExitRule, exit_answer
+from plain_depths import picked_from
 from runs import LAYERS, Pair, pair, prompt_of, run
 from torch import Tensor
 
@@ -51,17 +52,10 @@ def _label(options: str, rule: ExitRule, policy: str) -> str:
 
 
 def _run_logged(monkeypatch: pytest.MonkeyPatch, label: str, models: Pair, prompt: list[int]) -> Logged:
-    seen: list[Tensor] = []
-    pick = Context.pick
-
-    def noting(context: Context, logits: Tensor) -> int:
-        seen.append(logits.clone())
-        return pick(context, logits)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Context, "pick", noting)
+        picked = picked_from(patch)
         generation = run(label, models.target, prompt, NEW_TOKENS)
-    return Logged(generation, torch.cat(seen))
+    return Logged(generation, torch.cat([logits for _, logits in picked]))
 
 
 def _planned_logits(models: Pair, prompt: list[int], expected: ExitAnswer, policy: str) -> Tensor:
