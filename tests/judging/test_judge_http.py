@@ -236,7 +236,7 @@ def test_the_budget_is_never_passed_whatever_replies_cost(tmp_path: Path, count:
     court = Court(tmp_path, good_and_bad(8))
     with JudgeServer(lambda asked: Says("word " * 60), count) as server:
         asked: dict[str, Any] = {"options": {"reply_limit": 300}, "tries": 2}
-        whole = court.judging(server.url, **asked).forecast()
+        whole = court.judged_by(server.url, **asked).forecast()
         assert whole.usd is not None and whole.most_usd is not None
         limit = 0.7 * whole.most_usd
         summary = court.judge(server.url, max_usd=limit, concurrency=3, **asked)

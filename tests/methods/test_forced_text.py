@@ -8,8 +8,7 @@ from itertools import count
 
 import pytest
 import torch
-from fakes_batches import Shallower
-from fakes_measuring import Lying
+from fakes_measuring import Lying, Shallower
 from oracles import Drafter, ExitRule, caught_up, exit_drafter, lookup_drafter, model_drafter, replay
 from plain_t5 import tiny_t5
 from runs import LAYERS, VOCABULARY, pair, prepared, prompt_of, rounds_of

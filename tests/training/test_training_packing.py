@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_model
 from tokenizers import Tokenizer
 
 from benchctl.errors import UserError
@@ -26,6 +27,7 @@ from benchctl.training.data.packing import (
     fill_rows,
 )
 from benchctl.training.data.reading import Corpus
+from benchctl.training.modules.objective import logits_of
 from benchctl.training.modules.training_text import data_of
 from benchctl.training.optim import Stage
 from reference.bpe import BOS, END, PAD, Joints, chat_format, joints_of, token_id, train_tokenizer
@@ -91,6 +93,14 @@ def test_a_batch_numbers_the_documents_of_a_row_and_the_tokens_of_each() -> None
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1, 0]]
     assert batch.weights.tolist() == [[1, 1, 1, 1, 1, 0]]
     assert batch.mask[0, 0, 4].tolist() == [False, False, False, True, True, False]
+
+
+def test_a_packed_row_gives_each_document_the_logits_it_has_alone() -> None:
+    model, documents = tiny_model("llama", layers=2, dtype=torch.float64), [(3, 5, 7, 9, 11), (2, 4), (6, 8, 10)]
+    with torch.no_grad():
+        together = logits_of(model, packed_row(documents, 12))[0]
+        alone = [model(torch.tensor([tokens])).logits[0] for tokens in documents]
+    torch.testing.assert_close(together[:10], torch.cat(alone), rtol=1e-10, atol=1e-10)
 
 
 def test_a_batch_moves_to_a_device_as_a_whole() -> None:
