@@ -112,9 +112,7 @@ class Plain:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_rows_pushed_run_kept_and_forgotten_at_random_are_as_in_passes_over_each_branch(
-    variant: str, seed: int
-) -> None:
+def test_rows_pushed_run_kept_or_forgotten_at_random_are_as_in_passes_over_each_branch(variant: str, seed: int) -> None:
     """Windows are of 6 tokens and both ways of attending take part, the one for many rows from 17 on."""
     chance = random.Random(seed)
     plain = Plain(Stream(target_of(variant), 2))

@@ -41,9 +41,7 @@ def one_hot(tokens: list[int], vocabulary: int = 10) -> Tensor:
         pytest.param(DUPLICATES, [5, 9, 9, 3, 4], Verdict((0,), 9), id="never the second of them"),
     ],
 )
-def test_greedy_follows_the_target_s_tokens_and_adds_the_next(
-    draft: Draft, argmaxes: list[int], verdict: Verdict
-) -> None:
+def test_greedy_follows_the_target_and_adds_the_next(draft: Draft, argmaxes: list[int], verdict: Verdict) -> None:
     assert verify_greedy(draft, argmaxes) == verdict
 
 

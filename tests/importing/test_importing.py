@@ -161,9 +161,7 @@ def _gather(*paths: Path, terms: Terms | None = None) -> Imported:
         (_spec_bench(accept_lengths=[2] * 5), "spec-bench", [None, None]),
     ],
 )
-def test_steps_are_counted_as_each_program_stores_them(
-    tmp_path: Path, line: Fields, program: str, steps: list[int | None]
-) -> None:
+def test_steps_of_each_program_are_read(tmp_path: Path, line: Fields, program: str, steps: list[int | None]) -> None:
     imported = _gather(_write(tmp_path / "a.jsonl", line))
     assert imported.run.imported == program
     totals = [row.totals for row in imported.rows]

@@ -151,7 +151,7 @@ def test_a_reply_that_cannot_be_read_is_asked_for_again_and_kept_with_its_bill(c
     ],
     ids=["error of status 200", "HTML", "cut JSON", "no choices", "no body", "redirect"],
 )
-def test_what_is_no_completion_is_sent_again_after_a_pause_and_no_reply(
+def test_what_is_no_completion_is_sent_again_later(
     court: Court, waits_s: list[float], deed: Deed, message: str
 ) -> None:
     """Each was once asked for three times without a pause, kept as a reply, and then never asked for again."""
@@ -218,7 +218,7 @@ def test_retries_end_in_an_error_that_keeps_what_is_judged(court: Court, waits_s
     assert len(server.asked) == QUESTIONS - 3
 
 
-def test_a_wrong_key_and_an_unknown_model_are_found_before_anything_is_billed(
+def test_a_wrong_key_and_an_unknown_model_are_found_before_a_bill(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JudgeServer(lambda asked: Says(fair(asked))) as server:

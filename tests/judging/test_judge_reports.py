@@ -216,7 +216,7 @@ def _drafted(judge: str = "gpt") -> list[Score]:
         ([], 9, ["not_judged"] * 2, 1),
     ],
 )
-def test_answers_can_be_held_to_quality(
+def test_quality_is_required(
     tmp_path: Path, scores: list[Score], points: float, problems: list[str], code: int
 ) -> None:
     """What nobody judged, or a judge saw only in part, is not as good; nor is what it saw in one order alone, which

@@ -60,7 +60,7 @@ def _frame(difference: Floats, places: Floats | None = None) -> pd.DataFrame:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "turns", "samples"), [(80, 2, 1), (30, 1, 3)])
-def test_the_interval_of_the_mean_difference_covers_the_true_one_in_93_to_97_of_100_data_sets(
+def test_the_interval_of_the_mean_difference_covers_the_true_one_as_often(
     prompts: int, turns: int, samples: int
 ) -> None:
     """The true one is that of 300,000 prompts. So for the share of the first place, whose truth is no half: 0.7."""

@@ -143,7 +143,7 @@ def test_no_text_is_billed_above_its_bound(text: str, vocabulary: str) -> None:
 @pytest.mark.parametrize("protocol", ["pairwise", "single"])
 @pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("reference", [(), ("R one", "R two")])
-def test_every_prompt_asks_for_scores_on_one_line_and_shows_all_it_is_given(
+def test_every_prompt_asks_for_scores_and_shows_all_texts(
     protocol: str, turns: int, reference: tuple[str, ...]
 ) -> None:
     """Every line that begins or ends an answer has the mark, so that an answer cannot end itself."""

@@ -51,9 +51,7 @@ def test_facts_are_of_this_machine_and_hold_a_hash_of_its_name(monkeypatch: pyte
     assert facts["hostname_hash"] != here and "secret-name" not in str(facts)
 
 
-def test_the_commit_is_the_head_and_dirty_if_a_tracked_file_changed(
-    clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_is_the_head_and_dirty_if_a_known_file_changed(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder inside somebody else's clone has none: that commit says nothing about the benchctl installed there."""
     head = git(clone, "rev-parse", "HEAD")
     assert machine.commit(clone) == head
@@ -288,9 +286,7 @@ def test_a_machine_of_which_nothing_is_known_gets_no_advice(tmp_path: Path) -> N
         ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3.0),
     ],
 )
-def test_the_quota_of_a_container_is_read_of_either_version(
-    files: dict[str, str], quota: float | None, tmp_path: Path
-) -> None:
+def test_a_containers_quota_is_read_of_any_version(files: dict[str, str], quota: float | None, tmp_path: Path) -> None:
     lay(tmp_path, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
     assert read_setup((0,), tmp_path).quota_cores == quota
 

@@ -231,7 +231,7 @@ def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
         (".", "cannot_read", "Is a directory"),
     ],
 )
-def test_an_unknown_suite_or_file_is_refused(
+def test_unknown_names_are_refused(
     tmp_path: Path, name: str, id: str, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -307,9 +307,7 @@ def filled(settings: RunSettings, fill: int) -> RunSettings:
     return replace(settings, repeat=once, prompts=replace(settings.prompts, context_fill=fill))
 
 
-def test_a_filler_has_exactly_the_tokens_asked_for_and_its_text_repeats(
-    tokenizer: TargetTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filler_has_exactly_the_tokens_asked_for(tokenizer: TargetTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     for tokens in (1, 40, 126):
         ids = make_filler(tokenizer, tokens).ids
         assert len(ids) == tokens and filler_text().startswith(tokenizer.decode_text(ids))

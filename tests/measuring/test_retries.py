@@ -53,7 +53,7 @@ def after(*states: str) -> dict[RowKey, Row]:
         ((DISTURBED, DISTURBED, DISTURBED), None),
     ],
 )
-def test_a_disturbed_round_is_retried_until_it_is_good_or_the_retries_are_used_up(
+def test_a_disturbed_round_is_retried_until_it_is_good_or_thrice_bad(
     states: tuple[str, ...], retry: int | None
 ) -> None:
     expected = {None: None, 0: FIRST}.get(retry, PLAN.again(FIRST, retry or 0))

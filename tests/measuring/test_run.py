@@ -70,9 +70,7 @@ def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     assert header.machine["cpu"] and header.versions["torch"] and header.command == ("benchctl", "run")
 
 
-def test_a_method_of_all_that_cannot_run_here_is_recorded_and_the_rest_goes_on(
-    settings: ask.RunSettings, tmp_path: Path
-) -> None:
+def test_a_method_of_all_that_cannot_run_is_recorded_and_left_out(settings: ask.RunSettings, tmp_path: Path) -> None:
     events: list[Notice | Progress] = []
     once = ask.RepeatSettings(repeats=1, warm_up=0)
     measure(replace(settings, methods=("all",), repeat=once), events.append)
@@ -96,9 +94,7 @@ def test_a_run_uses_the_threads_asked_for_and_loads_only_what_it_needs(
 
 
 @pytest.mark.parametrize("kept", [0, 7, 23, 24])
-def test_a_resumed_run_is_the_run_it_resumes(
-    settings: ask.RunSettings, whole: RunFile, kept: int, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_same_run(settings: ask.RunSettings, whole: RunFile, kept: int, tmp_path: Path) -> None:
     """Whatever number of rows is there, what is added is what was missing, second turns and verdicts included."""
     out = tmp_path / "out.jsonl"
     warm_up = len(whole.rows) - 24

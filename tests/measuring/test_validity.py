@@ -152,7 +152,7 @@ def test_a_round_is_the_mean_of_its_generations_by_their_time() -> None:
         (1.0, None, "50%"),  # a failed generation has no conditions, and ends its round all the same
     ],
 )
-def test_what_a_round_met_is_said_of_it_in_its_last_rows(
+def test_the_last_rows_of_a_round_are_marked(
     first_s: float, last: tuple[dict[str, float], float] | None, share: str
 ) -> None:
     kept = warmed()

@@ -71,9 +71,7 @@ def assert_decodes(
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("fill", FILLS)
-def test_tokens_exits_and_logits_are_those_of_full_recomputation(
-    monkeypatch: pytest.MonkeyPatch, fill: str, family: str, seed: int
-) -> None:
+def test_all_is_as_by_full_recomputation(monkeypatch: pytest.MonkeyPatch, fill: str, family: str, seed: int) -> None:
     models, left = pair(family, seed), set()
     for threshold in THRESHOLDS["arla"]:
         rule = GateRule("arla", threshold, fill)

@@ -55,9 +55,7 @@ def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("label", "confidence"), POLICIES)
-def test_tokens_and_exits_are_those_of_the_plain_rule(
-    label: str, confidence: str, family: str, seed: int, tmp_path: Path
-) -> None:
+def test_exits_are_those_of_the_plain_rule(label: str, confidence: str, family: str, seed: int, tmp_path: Path) -> None:
     """By full recomputation: what leaves, where, and what later tokens see of it."""
     models, module, left = pair(family, seed), noisy_exits(f"{label}]", pair(family, seed)), set[int]()
     for share in (0.6, 1.0, 1.4):
@@ -77,9 +75,7 @@ def test_tokens_and_exits_are_those_of_the_plain_rule(
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("label", "confidence"), POLICIES)
-def test_drafts_of_trained_exits_take_the_steps_of_replay(
-    label: str, confidence: str, family: str, seed: int, tmp_path: Path
-) -> None:
+def test_drafts_take_the_steps_of_replay(label: str, confidence: str, family: str, seed: int, tmp_path: Path) -> None:
     models, text = pair(family, seed), answer(family, seed, 13)
     module = noisy_exits(f"{label}]", models)
     for share in (0.5, 1.0):
@@ -171,9 +167,7 @@ def _by_hand(models: Pair, module: Exits, text: list[int], weights: list[float])
         ("deed[exits=1+3]", {1: 1 / 3, 3: 1 / 3, LAYERS: 1 / 3 + 1}),
     ],
 )
-def test_the_loss_is_a_mean_over_exits_and_in_deep_supervision_the_last_layer_again(
-    label: str, shares: dict[int, float]
-) -> None:
+def test_the_loss_is_a_mean_over_exits_and_in_deed_the_last_layer_again(label: str, shares: dict[int, float]) -> None:
     models, weights, method = pair("llama"), [float(number % 3) for number in range(20)], build(label)
     assert isinstance(method, EarlyExit | Deed)
     module, batch = noisy_exits(label, models), batch_of(models.naive, [prompt_of(20)], [weights])

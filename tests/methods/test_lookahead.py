@@ -47,11 +47,7 @@ class Round:
 
 
 def replay_lookahead(
-    naive: Naive,
-    setting: Setting,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    context_tokens: int,
+    naive: Naive, setting: Setting, prompt: Sequence[int], answer: Sequence[int], context_tokens: int
 ) -> list[Round]:
     """The passes that must lead to ``answer``, which takes all tokens allowed; greedy, seed 0.
 

@@ -155,9 +155,7 @@ def test_no_tree_has_more_picks_than_there_are_tokens() -> None:
 
 
 @pytest.mark.parametrize(("delta", "path"), [(0.5, (0,)), (0.7, ())])
-def test_typical_acceptance_lowers_the_bar_by_delta_where_the_target_is_unsure(
-    delta: float, path: tuple[int, ...]
-) -> None:
+def test_typical_acceptance_lowers_the_bar_where_the_target_is_unsure(delta: float, path: tuple[int, ...]) -> None:
     """Of chances 0.2, 0.4 and 0.4: the bar is delta exp(-H) = 0.348 delta, whatever epsilon above it is."""
     sampling, target = Sampling(1.0), pair("llama").target
     context = Context(target, Stream(target, 8), [3], 1, 4, sampling, sampling.generator())

@@ -164,9 +164,7 @@ def test_a_target_of_one_layer_has_no_exit_gate_or_routed_block() -> None:
         ("skip_decode[max_layers=2]", "skip_decode[min_layers=1]", "depths_not_trained", "min_layers=2"),
     ],
 )
-def test_modules_of_other_options_are_refused_and_the_error_names_theirs(
-    trained: str, asked: str, id: str, fact: str
-) -> None:
+def test_modules_of_other_options_are_refused_and_theirs_named(trained: str, asked: str, id: str, fact: str) -> None:
     """Also where no shape differs, and they would serve worse than they can without a word."""
     target, method = pair("llama").target, build(asked)
     assert isinstance(method, Trainable)

@@ -54,9 +54,7 @@ def test_a_story_is_asked_for_by_the_word_it_is_about() -> None:
     assert {record.answer for record in made} == {story.text}
 
 
-def test_the_reference_corpus_adds_what_rules_make_and_leaves_out_what_weighs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reference_corpus_adds_records_made_by_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "TASKS", 20)
     monkeypatch.setattr(recipe, "SYNTHETIC_CHATS", 10)
     texts = [

@@ -40,7 +40,7 @@ def full_disk(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     "broken", ["save_file", "torch.save", "Path.mkdir", "Path.write_text", "os.fsync", "Path.rename", "shutil.rmtree"]
 )
-def test_a_full_disk_at_any_moment_leaves_the_last_good_checkpoint(
+def test_a_full_disk_leaves_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """Removing the oldest one is the last moment: then the new one is already there."""
@@ -78,9 +78,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("weights", "moments"), [(100_000, 2), (2, 100_000)], ids=["weights", "optimizer"])
-def test_a_write_that_the_system_refuses_half_way_leaves_nothing_behind(
-    tmp_path: Path, weights: int, moments: int
-) -> None:
+def test_a_write_that_is_refused_half_way_leaves_nothing_behind(tmp_path: Path, weights: int, moments: int) -> None:
     """The libraries that write raise exceptions of their own, none of them OSError."""
     save_checkpoint(tmp_path, state(1))
     large = replace(state(2, weights), optimizer={"0": {"moments": torch.ones(moments)}})
@@ -90,9 +88,7 @@ def test_a_write_that_the_system_refuses_half_way_leaves_nothing_behind(
     assert loaded(tmp_path).position.step == 1
 
 
-def test_a_full_disk_before_the_first_checkpoint_says_that_nothing_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_before_the_first_checkpoint_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(UserError, match="nothing is saved yet"):
         save_checkpoint(tmp_path, state(1))

@@ -146,7 +146,7 @@ def test_answers_survive_a_run_that_ended_early(trained: Path, tmp_path: Path, m
         (("--minutes", 1), "with one of --minutes, --steps and --epochs"),
     ],
 )
-def test_a_start_that_the_target_does_not_allow_is_refused(
+def test_a_start_that_is_not_allowed_is_refused(
     trained: Path, tmp_path: Path, arguments: tuple[object, ...], complaint: str
 ) -> None:
     assert complaint in refused(*words(trained), "--out", tmp_path / "out", "--steps", 1, *arguments)

@@ -46,9 +46,7 @@ def test_the_finished_target_is_a_folder_for_transformers_and_for_decoding(targe
     assert Target.load(target).stop_ids == {5}
 
 
-def test_the_record_has_settings_measures_data_and_code_and_the_card_how_to_repeat_it_but_not_where(
-    target: Path,
-) -> None:
+def test_the_record_has_settings_measures_data_and_code_and_the_card_the_command_but_no_place(target: Path) -> None:
     training = json.loads((target / "training.json").read_text())
     assert training["settings"]["budget"] == {"steps": 3, "seconds": None}
     assert set(training["outcome"]["held_out"]) == {"instruct", "text"}
@@ -117,7 +115,7 @@ def test_an_unfinished_run_can_be_exported(target: Path, tmp_path: Path) -> None
         export_checkpoint(tmp_path, tmp_path / "none", print)
 
 
-def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(
+def test_an_export_is_whole_and_overwrites_nothing(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
@@ -154,9 +152,7 @@ def test_a_model_goes_into_the_pack_and_replaces_its_earlier_self(target: Path, 
     assert packed.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_pack_stays_as_it_was_when_a_model_cannot_be_packed(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_packing_leaves_the_pack_as_is(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that lay in the pack lost its modules and then failed; a full disk left half a model behind."""
     pack, words = tmp_path / "pack", ("--role", "target", "--description", "A", "--data", "B")
     done("reference", "pack", "--model", target, *words, "--pack", pack)
@@ -262,9 +258,7 @@ def test_a_gpu_that_emulates_it_gets_float32_unless_bfloat16_is_asked_for(monkey
 
 
 @pytest.mark.slow
-def test_a_run_falls_back_to_float32_and_says_so_there_and_in_its_record(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_falls_back_to_float32_and_records_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     words = ("reference", "target", "--data", data, "--steps", 1, *SHAPE, "--mlp", 64, "--vocabulary", 300, *COMMON)
     words += ("--batch-tokens", 2048, "--dtype")

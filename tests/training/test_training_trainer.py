@@ -166,9 +166,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path: Path) -> None
             return loss
 
     trainer = Trainer(tiny_module(), Steep(), tiny_data(), tiny_settings(), tmp_path, ticking_clock())
-    with pytest.raises(
-        UserError, match="step 1: the gradient is .*; no checkpoint is saved yet; start again with a low"
-    ):
+    with pytest.raises(UserError, match="step 1: the gradient is .*; no checkpoint is saved yet; start again"):
         trainer.train()
     assert checkpoints(tmp_path) == []
 
