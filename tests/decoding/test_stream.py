@@ -121,9 +121,7 @@ def test_rows_pushed_run_kept_or_forgotten_at_random_are_as_in_passes_over_each_
         does = chance.choice(("push", "push", "advance", "advance", "keep", "keep", "truncate"))
         if does == "push" and rows < 12:
             count = chance.choice((1, 2, 2, 3, 5, 18))
-            likely = [
-                row if chance.random() < 0.6 else chance.randint(-1, row) for row in range(rows - 1, rows + count - 1)
-            ]
+            likely = [r if chance.random() < 0.6 else chance.randint(-1, r) for r in range(rows - 1, rows + count - 1)]
             parents = likely if chance.random() < 0.5 else list(range(rows - 1, rows + count - 1))
             plain.push(chance.choices(range(VOCABULARY), k=count), parents)
         elif does == "advance" and rows:

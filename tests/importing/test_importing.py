@@ -49,9 +49,7 @@ def test_three_published_runs_of_medusa_give_their_speeds_and_tokens_per_step(pu
     speeds = [method.estimate(TOKENS_PER_S).value for method in found]
     assert [round(speed or 0, 2) for speed in speeds] == [101.30, 102.65, 94.66]
     assert {round(method.estimate(BLOCK_EFFICIENCY).value or 0, 3) for method in found} == {2.565}
-    tokens = [
-        [row.totals.new_tokens for row in imported.rows if row.session == file and row.totals] for file in range(3)
-    ]
+    tokens = [[row.totals.new_tokens for row in imported.rows if row.totals and row.session == n] for n in range(3)]
     assert [(len(own), sum(map(int, own))) for own in tokens] == [(160, 43754)] * 3  # type: ignore[arg-type]
     assert imported.run.temperature == 0 and imported.run.suites[0].name == "mt-bench"
 
@@ -272,9 +270,7 @@ def _judgement(**changes: Any) -> Fields:
 def _duel(question: int = 1, /, **changes: Any) -> Fields:
     """Of two answers, medusa-a's preferred in both orders."""
     usual = {"question_id": question, "turn": 1, "judge": ["gpt-4", "pair-v2"], "model_1": "medusa-a"}
-    games = {
-        f"{game}_{name}": of for game in ("g1", "g2") for name, of in (("winner", "model_1"), ("judgment", "[[A]]"))
-    }
+    games = {f"{game}_{key}": of for game in ("g1", "g2") for key, of in (("winner", "model_1"), ("judgment", "[[A]]"))}
     return usual | {"model_2": "vicuna"} | games | changes
 
 

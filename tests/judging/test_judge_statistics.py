@@ -82,9 +82,7 @@ def test_the_interval_of_the_mean_difference_covers_the_true_one_as_often(
 def test_turns_of_a_prompt_count_as_one_in_the_interval() -> None:
     """Ten turns that say the same tell no more than one of them."""
     difference = np.random.default_rng(1).normal(0, 1, (40, 1))
-    one, ten = (
-        estimates(by_prompt(_frame(np.tile(difference, (1, turns)))), (SCORE_DIFFERENCE,))[0] for turns in (1, 10)
-    )
+    one, ten = (estimates(by_prompt(_frame(np.tile(difference, (1, n)))), (SCORE_DIFFERENCE,))[0] for n in (1, 10))
     assert one.interval is not None and ten.interval is not None
     assert (one.interval.low, one.interval.high) == pytest.approx((ten.interval.low, ten.interval.high))
 

@@ -184,9 +184,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("scores", "reply"), [(scores, reply) for scores, replies in PAIRS.items() for reply in replies]
-)
+@pytest.mark.parametrize(("scores", "reply"), [(two, reply) for two, replies in PAIRS.items() for reply in replies])
 def test_two_scores_on_one_line_are_read(scores: tuple[float, float], reply: str) -> None:
     assert read_scores(reply, 2) == scores
 

@@ -281,10 +281,7 @@ def test_a_router_can_be_trained_anew_on_a_folder_that_has_one(trained: Path, tm
     label = f"m2r2_dynamic[router=linear,gates=1+2,modules={trained / 'both'}]"
     done("train", label, *words_of(trained), "--out", tmp_path / "linear", "--steps", 1)
     weights = load_file(tmp_path / "linear" / WEIGHTS)
-    assert {name for name in weights if name.startswith("router.1.")} == {
-        "router.1.score.weight",
-        "router.1.score.bias",
-    }
+    assert {one for one in weights if one.startswith("router.1.")} == {"router.1.score.weight", "router.1.score.bias"}
 
 
 def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path, tmp_path: Path) -> None:

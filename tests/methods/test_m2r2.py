@@ -168,9 +168,7 @@ def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) 
         method = prepared(_label(options), models.target)
         assert isinstance(method, M2R2)
         module, text = streams_of(method, models.target), answer(family, seed, prompt_tokens)
-        interval = next(
-            interval for interval in module.intervals if interval.gate == (method.exit or module.intervals[0].gate)
-        )
+        interval = next(part for part in module.intervals if part.gate == (method.exit or module.intervals[0].gate))
         says = guess(models.naive, module, method.source, interval.first, interval.gate)
         draft = beam_drafter(says, method.draft_tokens, method.width, method.confidence)
         got = _generate(method, models, prompt_of(prompt_tokens, seed))
@@ -383,9 +381,7 @@ class Cost:
             passed = [interval for interval in parts if interval.gate <= depth]
             both = passed[-1].gate
             total += both * (2 * self.layer + self.adapter)
-            asked = [
-                operations_of(interval.gate - interval.first + 1, self.info.hidden_size, LATENT) for interval in passed
-            ]
+            asked = [operations_of(part.gate - part.first + 1, self.info.hidden_size, LATENT) for part in passed]
             total += sum(asked) + self.head if arla else len(passed) * self.head
             if depth == layers:
                 total += (layers - both) * self.layer + (0 if arla else self.head)

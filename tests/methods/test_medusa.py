@@ -174,9 +174,7 @@ def test_a_path_is_right_where_all_its_picks_are() -> None:
     right: Counter[tuple[int, ...]] = Counter()
     places = 0
     for batch, text in ((batches[0], texts[0]), (batches[1], prompt_of(25, 1))):
-        first, second = (
-            head(batch.final[0]).argsort(-1, descending=True)[:, :10].tolist() for head in heads.children()
-        )
+        first, second = (one(batch.final[0]).argsort(-1, descending=True)[:, :10].tolist() for one in heads.children())
         for at in range(len(text) - 3):
             places += 1
             if text[at + 2] in first[at]:
