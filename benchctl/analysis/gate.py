@@ -17,9 +17,10 @@ from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
 from benchctl.analysis.stats.estimates import levels
-from benchctl.analysis.stats.intervals import Observations, Quotient, quotient
+from benchctl.analysis.stats.intervals import LEAST_PROMPTS, Observations, Quotient, quotient
+from benchctl.analysis.warnings import Warning, warnings
 from benchctl.analysis.winner import holm
-from benchctl.errors import InvalidData
+from benchctl.errors import InvalidData, UserError
 
 Requirement = Literal["identical", "tie", "numeric", "lossless"]
 REQUIREMENTS: Final[tuple[Requirement, ...]] = ("identical", "tie", "numeric", "lossless")
@@ -31,6 +32,7 @@ _MACHINE = ("cpu", "gpu", "cores", "memory_bytes")  # facts of which absolute ti
 _SESSION_SPREADS = {SPEEDUP.label: 0.026, TOKENS_PER_S.label: 0.043}
 _MOST_PROMPTS = 10_000  # more are no advice
 _COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
+_MACHINE_WARNINGS = ("rounds_disturbed", "machine_busy", "waited_for_cores", "baseline_waits", "times_overlap")
 _REFUSED = {
     "claim_broken": "answers differ from the baseline's, against its claim",
     "remembers": "it took other steps when it answered a prompt again, so it remembers answers",
@@ -91,7 +93,8 @@ class Change:
         """Example: `speed-up 1.29x, was 1.40x (ratio 0.921 [0.852, 0.996])`."""
         found = self.quotient
         if found is None:
-            return f"no {self.figure} now" if self.missing else f"{self.figure}: too few common prompts"
+            lacks = f"has no {self.figure} in this run, but in the previous one"
+            return lacks if self.missing else f"{self.figure}: fewer than {LEAST_PROMPTS} common prompts"
         pattern = SPEEDUP.cell if self.figure == SPEEDUP.label else TOKENS_PER_S.cell
         ends = f"[{found.interval.low:.3f}, {found.interval.high:.3f}]"
         now, then = pattern.format(found.now), pattern.format(found.then)
@@ -101,7 +104,7 @@ class Change:
         if self.outcome != "inconclusive" or self.quotient is None:
             return ""
         needed = self.prompts_needed
-        if needed is None or needed > _MOST_PROMPTS:
+        if needed is None or not self.quotient.prompts < needed <= _MOST_PROMPTS:
             return ", which more sessions would decide"
         return f", which about {needed} prompts would decide instead of {self.quotient.prompts}"
 
@@ -134,7 +137,7 @@ class LabelResult:
     def text(self) -> str:
         """One line."""
         parts = [problem.text for problem in self.problems] + [change.text() for change in self.changes]
-        return f"{self.label}: {'; '.join(parts) or 'it meets what is required'}"
+        return f"{self.label}: {'; '.join(parts) or 'all conditions hold'}"
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,11 @@ def _worst(outcomes: Sequence[Outcome]) -> Outcome:
 def check(group: Group, conditions: Conditions, previous: Group | None = None) -> GateResult:
     """Holds every label of `group` to the conditions; with `previous`, its speed to that run.
 
-    Raises InvalidData, naming the setting, where the two runs cannot be compared.
+    Raises InvalidData, naming the setting, where the two runs cannot be compared, and UserError for new files of
+    several commits or files that are on both sides, as a pattern without quotes makes them.
     """
+    if previous:
+        _check_sides(group, previous)
     problems = defaultdict[str, list[Problem]](list)
     for label, problem in _all_problems(group, conditions, previous is not None):
         if problem not in problems[label]:
@@ -176,7 +182,23 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
     asked = conditions.require or conditions.quality is not None
     baseline = group.run.baseline
     kept = [result for result in results if result.changes or result.problems or (asked and result.label != baseline)]
-    return GateResult(conditions, tuple(kept), (*unsupported, *notes))
+    seen = tuple(dict.fromkeys(each.text for run in (previous, group) if run for each in _disturbances(run)))
+    return GateResult(conditions, tuple(kept), (*unsupported, *notes, *seen))
+
+
+def _disturbances(group: Group) -> Iterator[Warning]:
+    """Warnings that a busy machine, and no slower code, may be the reason."""
+    return (warning for warning in warnings(group) if warning.id in _MACHINE_WARNINGS)
+
+
+def _check_sides(group: Group, previous: Group) -> None:
+    """Without quotes the shell gives the first file of a pattern to --previous, and the others become new files."""
+    if both := {file.path.resolve() for file in group.files} & {file.path.resolve() for file in previous.files}:
+        raise UserError("same_file_twice", f"{sorted(both)[0]} is a new and a previous file. Put patterns in quotes.")
+    if len({file.run.commit for file in group.files}) > 1:
+        raise UserError(
+            "mixed_commits", "the new files are of several commits. Name those of one, and put patterns in quotes."
+        )
 
 
 def _all_problems(group: Group, conditions: Conditions, has_previous: bool) -> Iterator[tuple[str, Problem]]:

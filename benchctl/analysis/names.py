@@ -13,6 +13,12 @@ def label_lines(label: str) -> tuple[str, ...]:
     return (name, *options.split(",")) if options else (name,)
 
 
+def table_labels(labels: Sequence[str], most: int = 34) -> dict[str, str]:
+    """Each label with all its options where every one has at most `most` characters, else the short labels."""
+    whole = {label: " ".join(label_lines(label)) for label in labels}
+    return whole if max(map(len, whole.values()), default=0) <= most else short_labels(labels)
+
+
 def short_labels(labels: Sequence[str]) -> dict[str, str]:
     """Each label as its name and as few options as tell the labels of that name apart.
 

@@ -6,23 +6,27 @@ from math import comb
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.names import short_labels
+from benchctl.analysis.names import table_labels
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.stats.intervals import LEAST_PROMPTS
 from benchctl.analysis.winner import Contest, contest, fastest
 
+_WORTH = 1.05  # a possible speed-up above this leaves the question open
+
 
 @dataclass(frozen=True)
 class Summary:
-    """`headline` is the finding in a few words; `lines` are the winner with its interval, and who is level with it."""
+    """`headline` is the finding in a few words; `lines` are the winner with its interval, and who is level with it.
+    `advice` is what to use: the winner, the baseline, or that the data do not decide."""
 
     headline: str
     lines: tuple[str, ...]
+    advice: str
 
 
 def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
-    """The finding of a group. `names` maps labels to what they are called; default: the short labels of the group."""
-    called = names or short_labels([method.label for method in group.pooled.methods])
+    """The finding of a group. `names` maps labels to what they are called; default: see table_labels."""
+    called = names or table_labels([method.label for method in group.pooled.methods])
     result, baseline = contest(group), group.run.baseline
     reference = called.get(baseline, baseline)
     if fastest(group) is None:
@@ -34,12 +38,15 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
         speedup, pairs = best.estimate(SPEEDUP), comb(len(result.methods), 2)
         largest = f"Largest speed-up: {called[best.label]}, {speedup_text(speedup)}"
         by_chance = speedup.interval is not None and speedup.interval.low > 1
+        is_open = speedup.interval is None or speedup.interval.high > _WORTH
+        open_question = f"Not decided: {called[best.label]}, {speedup_text(speedup)}. Measure more prompts"
         return Summary(
             none_faster,
             (
                 f"{none_faster}.",
                 f"{largest}; of {pairs} comparisons 1 can be chance." if by_chance else f"{largest}.",
             ),
+            open_question if is_open else f"Keep {reference}",
         )
     best = next((method for method in proven if not result.is_beaten(method, proven)), proven[0])
     level = ", ".join(
@@ -48,12 +55,14 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
         if other is not best and (best.label, other.label) not in result.beats
     )
     name, speedup = called[best.label], best.estimate(SPEEDUP)
+    headline = f"{name}: {speedup_text(speedup, interval=False)}, same answers"
     return Summary(
-        f"{name}: {speedup_text(speedup, interval=False)}, same answers",
+        headline,
         (
             f"{name} is fastest: {speedup_text(speedup)} over {reference}, same answers.",
             f"Not significantly slower: {level}." if level else "Every other lossless method is significantly slower.",
         ),
+        f"Use {headline}",
     )
 
 
@@ -72,4 +81,5 @@ def _without_winner(group: Group, result: Contest) -> Summary:
         reason = f"fewer than {LEAST_PROMPTS} prompts"
     else:
         reason = "the methods answered different prompts"
-    return Summary(f"No fastest method: {reason}", (f"No fastest method is named: {reason}.",))
+    headline = f"No fastest method: {reason}"
+    return Summary(headline, (f"No fastest method is named: {reason}.",), headline)

@@ -185,8 +185,9 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "which overestimates it. Measure it again on others.",
     ),
     "few_prompts": (
-        "only {count} {unit}: raise --limit to {limit} or more",
-        "The figures rest on {count} {unit}, too few to represent a suite. Raise --limit to {limit} or more.",
+        "only {count} {unit}: at least {limit} for a first look, 100 to publish",
+        "The figures rest on {count} {unit}, too few to represent a suite. Use {limit} or more for a first look, and "
+        "100 to publish.",
     ),
     "kl_incomplete": (
         "{label}: KL covers {finite} of {answers} answers; do not compare it",

@@ -42,6 +42,7 @@ class _Options:
         flags=("--speedup-above",),
         metavar="RATIO",
         above=0,
+        most=2,
     )
     tokens_per_s: float = setting(
         0.8,
@@ -49,6 +50,7 @@ class _Options:
         flags=("--tokens-above",),
         metavar="RATIO",
         above=0,
+        most=2,
     )
     require: Literal["identical", "tie", "numeric", "lossless"] | None = setting(
         None,
@@ -82,10 +84,11 @@ class _Options:
 def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
     """Check results against conditions, for CI: true claims, answers as good as before, speed that did not fall.
 
-    A method whose answers contradict its claim always fails. Speed is compared on the prompts that both runs have.
+    A method whose answers contradict its claim always fails. Both runs need the same prompts; speed is compared on
+    those that both have measured.
 
-    Exit code: 0 passed; 1 failed; 4 inconclusive, with the number of prompts that would decide; 2 wrong usage; 3 for
-    runs that cannot be compared, or an invalid data file.
+    Exit code: 0 passed; 1 failed; 4 inconclusive, with what would decide; 2 wrong usage, or a file that does not exist;
+    3 for runs that cannot be compared, or an invalid data file.
 
     \b
     Examples:

@@ -162,11 +162,12 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> None:
         os.close(lifeline)
         os.close(held)
     if code:
-        click.echo(
-            f"{file}: this session ended with exit code {code}, so the run stopped. Repeat the command with "
-            "--resume to continue.",
-            err=True,
-        )
+        if file.exists():
+            click.echo(
+                f"{file}: this session ended with exit code {code}, so the run stopped. Repeat the command with "
+                "--resume to continue.",
+                err=True,
+            )
         raise click.exceptions.Exit(code)
 
 

@@ -182,5 +182,6 @@ class ForcedText:
 
 
 def common_start(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts have in common before the first difference."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(first), len(second)))

@@ -77,21 +77,13 @@ def replies_of(line: Line, content: OneJudged | TwoJudged) -> Iterator[Reply]:
     usual = replace(usual, other=str(content.model_2))
     if usual.model == usual.other:
         line.refuse(f"model_1 and model_2 are both '{usual.model}'")
-    yield replace(
-        usual,
-        first=usual.model,
-        points=_POINTS.get(content.g1_winner),
-        prompt=content.g1_user_prompt,
-        text=content.g1_judgment,
+    games = (
+        (usual.model, content.g1_winner, content.g1_user_prompt, content.g1_judgment),
+        (usual.other, content.g2_winner, content.g2_user_prompt, content.g2_judgment),
     )
-    if content.g2_winner:
-        yield replace(
-            usual,
-            first=usual.other,
-            points=_POINTS.get(content.g2_winner),
-            prompt=content.g2_user_prompt,
-            text=content.g2_judgment,
-        )
+    for first, winner, prompt, text in games:
+        if winner:
+            yield replace(usual, first=first, points=_POINTS.get(winner), prompt=prompt, text=text)
 
 
 def scores_of(

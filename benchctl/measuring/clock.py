@@ -5,9 +5,10 @@ Functions of `time` are bound here when benchctl is imported: what a plug-in put
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from time import perf_counter, process_time, sleep
-from time import time as wall_clock
+from time import perf_counter, process_time, sleep, time
 
+wall_s = time  # seconds since 1970, to order generations and compare their times with, never for measuring one
+cpu_s = process_time  # seconds of processor time of this process, all its threads together
 _OVERSHOOT_S = 1e-4  # of a short sleep, measured on Linux
 
 
@@ -42,16 +43,6 @@ class Timer:
         """Return at this moment: sleep, then poll, because sleep overshoots."""
         while (left_s := moment_s - perf_counter()) > 0:
             sleep(max(left_s - _OVERSHOOT_S, 0.0))
-
-
-def wall_s() -> float:
-    """Seconds since 1970, to order generations and compare their times with, never for measuring one."""
-    return wall_clock()
-
-
-def cpu_s() -> float:
-    """Seconds of processor time of this process, all its threads together."""
-    return process_time()
 
 
 def utc_now() -> datetime:

@@ -13,13 +13,14 @@ from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.clock import cpu_s, wall_s
 from benchctl.measuring.machine.meter import Meter, Reading
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.prompts.fit import Filler, cut_prompt, messages
+from benchctl.measuring.prompts.fit import Filler, cut_prompt
 from benchctl.measuring.stores import Stores
 from benchctl.measuring.teacher_forcing import TeacherForcing
 from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, pass_sizes
@@ -166,7 +167,7 @@ class Measurer:
         missing = [before for before in range(task.turn) if before not in answers]
         if missing:
             raise ValueError(f"turn {missing[0]} of this prompt failed, so turn {task.turn} has no history")
-        chat = messages(task.prompt, [answers[before] for before in range(task.turn)])
+        chat = talk(task.prompt.turns[: task.turn + 1], [answers[before] for before in range(task.turn)])
         prompt_ids = self.target.tokenizer.encode_chat(chat)
         room = self.target.context_tokens - len(self.config.filler.ids)
         if self.config.cut:

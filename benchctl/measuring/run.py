@@ -13,6 +13,7 @@ import torch
 from benchctl import bundled
 from benchctl.decoding.model.layers import Experts
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
@@ -30,7 +31,7 @@ from benchctl.measuring.machine.host import commit, machine_facts, usable_cores,
 from benchctl.measuring.machine.meter import bandwidth_mb_s, make_meter
 from benchctl.measuring.measure import DecodingConfig, Measurer, Timings
 from benchctl.measuring.plan import ORDER, Plan
-from benchctl.measuring.prompts.fit import fit_suite, messages
+from benchctl.measuring.prompts.fit import fit_suite
 from benchctl.measuring.prompts.suites import Suite
 from benchctl.measuring.session import Notice, Report, Session
 from benchctl.measuring.settings import ModelSettings, PromptSettings
@@ -189,7 +190,9 @@ def prepare_own_model(
         target=target,
         choices=tuple(choice.prepare(target, store, names.draft) for choice in choices),
         drafts=lambda choice: store(draft) if (draft := choice.draft_model(names.draft)) else None,
-        prompts=tuple(tokenizer.encode_chat(messages(prompt, [])) for suite in suites for prompt in suite.prompts),
+        prompts=tuple(
+            tokenizer.encode_chat(talk(prompt.turns[:1], [])) for suite in suites for prompt in suite.prompts
+        ),
     )
 
 

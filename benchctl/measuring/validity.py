@@ -71,7 +71,7 @@ class Bounds:
         waiting, foreign = self._usual["waited_share"], self._usual["foreign_cores"]
         problems = []
         if waited_share is not None and waiting.known and waited_share > waiting.middle + waiting.reach(MARGIN):
-            problems.append(f"it waited for a core {waited_share:.0%} of the time (usually {waiting.middle:.0%})")
+            problems.append(f"it waited for a CPU core {waited_share:.0%} of the time; usual is {waiting.middle:.0%}")
         # Other processes disturb nothing as long as they fit onto the spare cores.
         if foreign_cores is not None and foreign.known:
             most = max(self._spare_cores + MARGIN, foreign.middle + foreign.reach(MARGIN))

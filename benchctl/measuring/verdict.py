@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,8 +24,8 @@ from torch import Tensor
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import Generation
 from benchctl.decoding.model.target import Target
-
-Verdict = Literal["identical", "tie", "numeric", "lossy", "sampled"]
+from benchctl.decoding.verify import common_start
+from benchctl.records.schema import Verdict
 
 # A gap beyond this many rounding units of the largest logit needs no control: rounding never came near it.
 _MOST_ROUNDINGS = 256
@@ -138,9 +137,7 @@ def first_divergence(first: Sequence[int], second: Sequence[int]) -> int | None:
     >>> first_divergence([5, 6, 7], [5, 6, 8]), first_divergence([5, 6], [5, 6, 7]), first_divergence([5], [5])
     (2, 2, None)
     """
-    pairs = enumerate(zip(first, second, strict=False))
-    shorter = min(len(first), len(second))
-    divergence = next((index for index, (left, right) in pairs if left != right), shorter)
+    divergence = common_start(first, second)
     return None if divergence == len(first) == len(second) else divergence
 
 

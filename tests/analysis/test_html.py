@@ -28,10 +28,11 @@ from refusals import refused
 
 from benchctl.analysis.comparison import by_suite, compare
 from benchctl.analysis.html import report as html
-from benchctl.analysis.html.page import recommendation, section, table_rows
+from benchctl.analysis.html.page import section, table_rows
 from benchctl.analysis.html.picture import MAIN, picture
 from benchctl.analysis.html.report import report
 from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables.columns import Block, Column, brief
 from benchctl.analysis.tables.text import blocks
 from benchctl.analysis.warnings import warnings
@@ -85,21 +86,21 @@ def test_a_method_without_a_figure_has_no_row_in_a_table() -> None:
 
 def test_the_page_recommends_the_fastest_lossless_method(tmp_path: Path) -> None:
     (group,) = groups_of(tmp_path, _fast(usual_rows(), DRAFTED))
-    headline, reasons = recommendation(group)
-    assert headline.split()[:2] == ["Use", "two_model:"] and len(reasons) == 2
-    assert parse(page_of([group])).named("h1")[0].text == headline
+    found = summarise(group)
+    assert found.advice.split()[:2] == ["Use", "two_model"] and len(found.lines) == 2
+    assert parse(page_of([group])).named("h1")[0].text == found.advice
 
 
 def test_the_page_recommends_the_baseline_where_no_lossless_method_is_faster(tmp_path: Path) -> None:
     (group,) = groups_of(tmp_path, _fast(usual_rows(), BASELINE))
-    headline, reasons = recommendation(group)
-    assert headline.split() == ["Keep", BASELINE] and len(reasons) == 2
+    found = summarise(group)
+    assert found.advice.split() == ["Keep", BASELINE] and len(found.lines) == 2
 
 
 def test_the_page_recommends_nothing_on_four_prompts(tmp_path: Path) -> None:
     (group,) = groups_of(tmp_path, usual_rows(4))
-    headline, reasons = recommendation(group)
-    assert headline.split()[0] not in ("Use", "Keep") and reasons == ()
+    found = summarise(group)
+    assert found.advice == found.headline and found.advice.split()[0] not in ("Use", "Keep", "Not")
 
 
 def test_the_fastest_method_is_in_the_first_row() -> None:

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 import torch
-from fakes_batches import Shallower
+from fakes_measuring import Shallower
 from refusals import refused
 from runs import CONTEXT_TOKENS, LAYERS, pair, prompt_of
 from tiny import VARIANTS

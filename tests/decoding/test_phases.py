@@ -8,8 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from fakes_batches import Shallower
-from fakes_measuring import Plain
+from fakes_measuring import Plain, Shallower
 from runs import EXACT, LOSSY, OF_EXPERTS, pair, prepared, prompt_of
 from tiny import tiny_target
 

@@ -67,9 +67,7 @@ def test_prompt_lookup_steps_equal_replay(
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("options", "rule", "draft_tokens"), EXITS)
-def test_early_exit_draft_steps_equal_replay(
-    options: str, rule: ExitRule, draft_tokens: int, family: str, seed: int
-) -> None:
+def test_early_exit_steps_equal_replay(options: str, rule: ExitRule, draft_tokens: int, family: str, seed: int) -> None:
     label = f"early_exit[mode=draft,{options},threshold={rule.threshold},draft_tokens={draft_tokens}]"
     _assert_rounds(label, exit_drafter(pair(family, seed).naive, rule, draft_tokens), family, seed)
 

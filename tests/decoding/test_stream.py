@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from tiny import VOCABULARY, tiny_model, tiny_target
+from tiny import VOCABULARY, tiny_target
 from torch import Tensor
 
 from benchctl.decoding.kv.stream import Stream
@@ -112,9 +112,7 @@ class Plain:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_rows_pushed_run_kept_and_forgotten_at_random_are_as_in_passes_over_each_branch(
-    variant: str, seed: int
-) -> None:
+def test_rows_pushed_run_kept_or_forgotten_at_random_are_as_in_passes_over_each_branch(variant: str, seed: int) -> None:
     """Windows are of 6 tokens and both ways of attending take part, the one for many rows from 17 on."""
     chance = random.Random(seed)
     plain = Plain(Stream(target_of(variant), 2))
@@ -123,9 +121,7 @@ def test_rows_pushed_run_kept_and_forgotten_at_random_are_as_in_passes_over_each
         does = chance.choice(("push", "push", "advance", "advance", "keep", "keep", "truncate"))
         if does == "push" and rows < 12:
             count = chance.choice((1, 2, 2, 3, 5, 18))
-            likely = [
-                row if chance.random() < 0.6 else chance.randint(-1, row) for row in range(rows - 1, rows + count - 1)
-            ]
+            likely = [r if chance.random() < 0.6 else chance.randint(-1, r) for r in range(rows - 1, rows + count - 1)]
             parents = likely if chance.random() < 0.5 else list(range(rows - 1, rows + count - 1))
             plain.push(chance.choices(range(VOCABULARY), k=count), parents)
         elif does == "advance" and rows:
@@ -165,45 +161,6 @@ def test_float32_kernels_run_a_tree_as_its_branches_alone(rows: int) -> None:
         for other in plain.path_to(row):
             last = commit(alone, [plain.tokens[other]])[-1]
         torch.testing.assert_close(plain.stream.logits()[row], last, rtol=0.0, atol=1e-4)
-
-
-def test_text_longer_than_the_capacity_given_makes_the_cache_grow() -> None:
-    target = target_of("llama")
-    stream = Stream(target, 2)
-    text = (TEXT * 5)[:110]
-    for start in range(0, 110, 11):
-        commit(stream, text[start : start + 11])
-    assert_cached_as_if_fresh(stream, text)
-
-
-def test_fill_gives_upper_layers_the_keys_of_the_frozen_state() -> None:
-    """State propagation: to a model whose upper layers add nothing, the same state would arrive at each of them."""
-    model = tiny_model("llama", layers=4, seed=1, dtype=torch.float64)
-    for layer in model.model.layers[2:]:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-    still = after(Target(model, None), TEXT[:9])
-    stream = after(target_of("llama"), TEXT[:8])
-    stream.push(TEXT[8:9])
-    stream.advance(2)
-    before = stream.states.clone()
-    stream.fill(2)
-    assert torch.equal(stream.states, before)
-    assert stream.cache.lengths == [9] * 4
-    for ours, theirs in zip(stream.cache.kv, still.cache.kv, strict=True):
-        assert_same(ours[:, 8], theirs[:, 8])
-
-
-def test_a_filled_row_is_never_run_again() -> None:
-    stream = after(target_of("llama"), TEXT[:8])
-    stream.push(TEXT[8:9])
-    stream.advance(2)
-    stream.fill(2)
-    stream.keep([0])
-    assert stream.rows == 0
-    filled = stream.cache.kv[3][:, 8].clone()
-    commit(stream, TEXT[9:11])
-    assert torch.equal(stream.cache.kv[3][:, 8], filled)
 
 
 def test_a_row_with_earlier_rows_waiting_below_it_cannot_be_filled_in_or_skipped() -> None:

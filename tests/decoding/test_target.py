@@ -166,10 +166,3 @@ def test_tokenizers_that_name_ids_differently_are_not_the_same(folder: Path) -> 
 def test_hashes_without_a_folder_are_of_the_weights_in_memory() -> None:
     assert tiny_target("llama").weights_sha256 == tiny_target("llama").weights_sha256
     assert tiny_target("llama").weights_sha256 != tiny_target("llama", seed=1).weights_sha256
-
-
-def test_next_logits_are_the_same_in_one_pass_and_with_the_last_token_alone() -> None:
-    target = tiny_target("llama")
-    for tokens in ([5], [5, 9], [1, 2, 3, 4, 5, 6, 7] * 4):
-        together = target.next_logits(tokens)
-        torch.testing.assert_close(target.next_logits(tokens, one_by_one=True), together, rtol=0.0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Verdicts on literal drafts. For the distribution of sampled verdicts see test_sampled_distribution.py."""
+"""Drafts and verdicts on literal drafts. Distributions of sampled verdicts: test_sampled_distribution.py."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def one_hot(tokens: list[int], vocabulary: int = 10) -> Tensor:
         pytest.param(DUPLICATES, [5, 9, 9, 3, 4], Verdict((0,), 9), id="never the second of them"),
     ],
 )
-def test_greedy_follows_the_target_s_tokens_and_adds_the_next(
-    draft: Draft, argmaxes: list[int], verdict: Verdict
-) -> None:
+def test_greedy_follows_the_target_and_adds_the_next(draft: Draft, argmaxes: list[int], verdict: Verdict) -> None:
     assert verify_greedy(draft, argmaxes) == verdict
 
 
@@ -166,12 +164,6 @@ def test_typical_acceptance_keeps_the_longest_branch_and_the_likeliest_of_equals
 
 
 @pytest.mark.parametrize("rule", [verify_rejection, verify_typical])
-def test_after_an_accepted_path_the_next_token_comes_from_its_last_row(rule: Callable[..., Verdict]) -> None:
-    target_probs = one_hot([5, 7, 3])
-    assert rule(Draft.chain([5, 7]), target_probs, generator()) == Verdict((0, 1), 3)
-
-
-@pytest.mark.parametrize("rule", [verify_rejection, verify_typical])
 def test_only_rows_that_the_walk_comes_to_are_asked_for(rule: Callable[..., Verdict]) -> None:
     """With top-p each of them is a sort of the vocabulary."""
     asked: set[int] = set()
@@ -183,3 +175,39 @@ def test_only_rows_that_the_walk_comes_to_are_asked_for(rule: Callable[..., Verd
 
     assert rule(Draft((5, 7, 9, 8), (ROOT, 0, ROOT, 2)), Watched(), generator()) == Verdict((2, 3), 3)
     assert asked == {0, 3, 4}
+
+
+def test_a_tree_knows_its_depths_and_children() -> None:
+    """The example of the docstring: "5 7" and, besides, "9"."""
+    draft = Draft((5, 7, 9), (ROOT, 0, ROOT))
+    assert len(draft) == 3
+    assert draft.depths == (1, 2, 1)
+    assert draft.depth == 2
+    assert draft.children(ROOT) == [0, 2]
+    assert draft.children(0) == [1]
+    assert draft.children(1) == []
+
+
+def test_scratch_rows_are_nobody_s_children_and_do_not_count_as_depth() -> None:
+    draft = Draft((5, 6, 7), (ROOT, 0, 1), scratch=(False, True, True))
+    assert draft.depths == (1, 2, 3)
+    assert draft.depth == 1
+    assert draft.children(0) == draft.children(1) == []
+
+
+@pytest.mark.parametrize("parents", [(0,), (ROOT, 1), (ROOT, 2, ROOT), (-2,)])
+def test_a_parent_that_does_not_precede_its_child_is_refused(parents: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"row \d names parent"):
+        Draft(tuple(range(len(parents))), parents)
+
+
+def test_a_row_that_could_be_accepted_below_scratch_is_refused() -> None:
+    with pytest.raises(ValueError, match="row 1 .*parent 0"):
+        Draft((5, 6), (ROOT, 0), scratch=(True, False))
+
+
+def test_lists_of_different_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 tokens .* 1 parents"):
+        Draft((5, 6), (ROOT,))
+    with pytest.raises(ValueError, match="2 tokens .* 1 scratch"):
+        Draft((5, 6), (ROOT, 0), scratch=(True,))

@@ -72,12 +72,12 @@ class MadeUpPrompt:
     category: str = ""
 
 
-def rows_of(prompts: int) -> list[Row]:
+def rows_of(prompts: int, base_text: str = "base {}", other_text: str = "other {}") -> list[Row]:
     """To each prompt an answer of the baseline, the same one, drafted, and another, that left early."""
     rows: list[Row] = []
     for number in range(prompts):
-        base = replace(baseline_row(f"p{number}"), text=f"base {number}")
-        other = replace(exiting_row(f"p{number}"), text=f"other {number}")
+        base = replace(baseline_row(f"p{number}"), text=base_text.format(number))
+        other = replace(exiting_row(f"p{number}"), text=other_text.format(number))
         rows += [base, replace(drafted_row(f"p{number}"), text=base.text), other]
     return rows
 
@@ -88,12 +88,13 @@ class Bench:
 
     folder: Path
     rows: Sequence[Row]
-    prompts: dict[tuple[str, str], MadeUpPrompt] = field(default_factory=dict)
+    prompts: dict[tuple[str, str], Any] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     on_progress: Callable[[Progress], None] = lambda progress: None
 
     def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
         self.results = write(self.folder / "first.jsonl", self.rows)
         known = {(row.suite, row.prompt_id): MadeUpPrompt((f"Ask {row.prompt_id}?",)) for row in self.rows}
         self.prompts = known | self.prompts

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fakes_judges import MadeUpPrompt
-from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
+from fakes_judges import Bench, rows_of
+from fixtures_records import RUN, baseline_row, exiting_row, write
 from judge_server import MODEL, Asked
 
 from benchctl.judges.gpt import Gpt
 from benchctl.judging.budget import Price
-from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import Place
-from benchctl.judging.scoring import JudgeSettings, Judging, Summary, World
+from benchctl.judging.scoring import Judging, Summary
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.suites import load_suite
 from benchctl.measuring.run import suite_info
 from benchctl.records.schema import Row
-from benchctl.records.scores import Score, read_scores, scores_path
-from benchctl.records.writer import read
 
 KEY_ENV = "BENCHCTL_TEST_KEY"
 PRICE = Price(2.0, 8.0)
@@ -29,15 +26,7 @@ PRICE = Price(2.0, 8.0)
 
 def good_and_bad(prompts: int) -> list[Row]:
     """To each prompt a good answer of the baseline, the same one, drafted, and a bad one that left early."""
-    rows: list[Row] = []
-    for number in range(prompts):
-        good, bad = f"The good answer to {number}.", f"The bad answer to {number}."
-        rows += [
-            replace(baseline_row(f"p{number}"), text=good),
-            replace(drafted_row(f"p{number}"), text=good),
-            replace(exiting_row(f"p{number}"), text=bad),
-        ]
-    return rows
+    return rows_of(prompts, "The good answer to {}.", "The bad answer to {}.")
 
 
 def answers_shown(asked: Asked) -> list[str]:
@@ -73,45 +62,16 @@ def measured_file(
     return {(suite.name, prompt.id): prompt for suite in loaded for prompt in suite.prompts}
 
 
-@dataclass
-class Court:
+class Court(Bench):
     """A results file, a server, and the judging of one by the other; each `judge` is a process's worth of it."""
 
-    folder: Path
-    rows: Sequence[Row]
-    notices: list[str] = field(default_factory=list)
-
-    @property
-    def results(self) -> Path:
-        return self.folder / "first.jsonl"
-
-    def judging(
-        self,
-        url: str,
-        *,
-        options: Mapping[str, Any] | None = None,
-        judge: Any = None,
-        prompts: Mapping[tuple[str, str], Any] | None = None,
-        **settings: Any,
+    def judged_by(
+        self, url: str, *, options: Mapping[str, Any] | None = None, judge: Any = None, **settings: Any
     ) -> Judging:
         """By gpt at that address with `options`, or by another `judge`; `settings` are those of JudgeSettings."""
-        if not self.results.exists():
-            self.folder.mkdir(exist_ok=True)
-            write(self.results, self.rows)
-        made_up = {(row.suite, row.prompt_id): MadeUpPrompt((f"Question {row.prompt_id}?",)) for row in self.rows}
         judge = judge or Gpt(**{"model": MODEL, "timeout_s": 60.0, **(options or {})})
         judge.prepare(Place(base_url=url, key_env=KEY_ENV, runs=(RUN,)))
-        chosen = {"cache": self.folder / "cache", "concurrency": 1, "price": PRICE, **settings}
-        world = World(
-            now=lambda: "2025-01-01T00:00:00+00:00",
-            notify=self.notices.append,
-            progress=lambda progress: None,
-        )
-        name = JudgeName(type(judge).__name__.lower(), judge)
-        return Judging([read(self.results)], prompts or made_up, JudgeSettings(judge=name, **chosen), world)
+        return self.judging(judge, **{"price": PRICE, **settings})
 
     def judge(self, url: str, **settings: Any) -> Summary:
-        return self.judging(url, **settings).run()
-
-    def scores(self) -> list[Score]:
-        return list(read_scores(scores_path(self.results)).scores)
+        return self.judged_by(url, **settings).run()

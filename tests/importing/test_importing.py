@@ -11,15 +11,7 @@ from refusals import refused
 from warned import warned
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare, differences
-from benchctl.analysis.judges.figures import (
-    CONSISTENCY,
-    FIRST_WINS,
-    LOSS,
-    SCORE_DIFFERENCE,
-    TIE,
-    WIN,
-    JudgedFigures,
-)
+from benchctl.analysis.judges.figures import CONSISTENCY, FIRST_WINS, LOSS, SCORE_DIFFERENCE, TIE, WIN, JudgedFigures
 from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import DEGENERATION, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SOUND_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
@@ -57,9 +49,7 @@ def test_three_published_runs_of_medusa_give_their_speeds_and_tokens_per_step(pu
     speeds = [method.estimate(TOKENS_PER_S).value for method in found]
     assert [round(speed or 0, 2) for speed in speeds] == [101.30, 102.65, 94.66]
     assert {round(method.estimate(BLOCK_EFFICIENCY).value or 0, 3) for method in found} == {2.565}
-    tokens = [
-        [row.totals.new_tokens for row in imported.rows if row.session == file and row.totals] for file in range(3)
-    ]
+    tokens = [[row.totals.new_tokens for row in imported.rows if row.totals and row.session == n] for n in range(3)]
     assert [(len(own), sum(map(int, own))) for own in tokens] == [(160, 43754)] * 3  # type: ignore[arg-type]
     assert imported.run.temperature == 0 and imported.run.suites[0].name == "mt-bench"
 
@@ -169,9 +159,7 @@ def _gather(*paths: Path, terms: Terms | None = None) -> Imported:
         (_spec_bench(accept_lengths=[2] * 5), "spec-bench", [None, None]),
     ],
 )
-def test_steps_are_counted_as_each_program_stores_them(
-    tmp_path: Path, line: Fields, program: str, steps: list[int | None]
-) -> None:
+def test_steps_of_each_program_are_read(tmp_path: Path, line: Fields, program: str, steps: list[int | None]) -> None:
     imported = _gather(_write(tmp_path / "a.jsonl", line))
     assert imported.run.imported == program
     totals = [row.totals for row in imported.rows]
@@ -282,9 +270,7 @@ def _judgement(**changes: Any) -> Fields:
 def _duel(question: int = 1, /, **changes: Any) -> Fields:
     """Of two answers, medusa-a's preferred in both orders."""
     usual = {"question_id": question, "turn": 1, "judge": ["gpt-4", "pair-v2"], "model_1": "medusa-a"}
-    games = {
-        f"{game}_{name}": of for game in ("g1", "g2") for name, of in (("winner", "model_1"), ("judgment", "[[A]]"))
-    }
+    games = {f"{game}_{key}": of for game in ("g1", "g2") for key, of in (("winner", "model_1"), ("judgment", "[[A]]"))}
     return usual | {"model_2": "vicuna"} | games | changes
 
 

@@ -44,13 +44,13 @@ def test_an_estimate_is_within_a_quarter_of_the_bill(
         return "\n\n".join(next(texts) for _ in range(1 if label == BASELINE else 2))
 
     court = Court(tmp_path, ())
-    prompts = measured_file(court.results, SUITES, answer)
+    court.prompts = measured_file(court.results, SUITES, answer)
     reply = "8 7" if protocol == "pairwise" else "8"
     with JudgeServer(lambda asked: Says(reply), count) as server:
         options = {"protocol": protocol}
-        forecast = court.judging(server.url, options=options, prompts=prompts).forecast()
+        forecast = court.judged_by(server.url, options=options).forecast()
         assert not server.asked
-        court.judge(server.url, options=options, prompts=prompts, concurrency=4)
+        court.judge(server.url, options=options, concurrency=4)
     prompt_tokens, reply_tokens = server.tokens()
     billed = (prompt_tokens * PRICE.in_usd + reply_tokens * PRICE.out_usd) / 1e6
     answers = sum(row.repeat >= 0 for row in read(court.results).rows)

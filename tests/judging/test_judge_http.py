@@ -151,7 +151,7 @@ def test_a_reply_that_cannot_be_read_is_asked_for_again_and_kept_with_its_bill(c
     ],
     ids=["error of status 200", "HTML", "cut JSON", "no choices", "no body", "redirect"],
 )
-def test_what_is_no_completion_is_sent_again_after_a_pause_and_no_reply(
+def test_what_is_no_completion_is_sent_again_later(
     court: Court, waits_s: list[float], deed: Deed, message: str
 ) -> None:
     """Each was once asked for three times without a pause, kept as a reply, and then never asked for again."""
@@ -218,7 +218,7 @@ def test_retries_end_in_an_error_that_keeps_what_is_judged(court: Court, waits_s
     assert len(server.asked) == QUESTIONS - 3
 
 
-def test_a_wrong_key_and_an_unknown_model_are_found_before_anything_is_billed(
+def test_a_wrong_key_and_an_unknown_model_are_found_before_a_bill(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with JudgeServer(lambda asked: Says(fair(asked))) as server:
@@ -236,7 +236,7 @@ def test_the_budget_is_never_passed_whatever_replies_cost(tmp_path: Path, count:
     court = Court(tmp_path, good_and_bad(8))
     with JudgeServer(lambda asked: Says("word " * 60), count) as server:
         asked: dict[str, Any] = {"options": {"reply_limit": 300}, "tries": 2}
-        whole = court.judging(server.url, **asked).forecast()
+        whole = court.judged_by(server.url, **asked).forecast()
         assert whole.usd is not None and whole.most_usd is not None
         limit = 0.7 * whole.most_usd
         summary = court.judge(server.url, max_usd=limit, concurrency=3, **asked)

@@ -205,12 +205,7 @@ def _drafted(judge: str = "gpt") -> list[Score]:
         ([*_better(), *_drafted()], 0.1, ["quality_not_shown"], 4),
         ([*_worse(), *_drafted()], 0.5, ["quality_not_shown"], 1),
         (_better(), 0.5, ["not_judged"], 1),
-        (
-            [*_better(PROMPTS[:11]), *_drafted()],
-            0.5,
-            ["turns_not_judged"],
-            1,
-        ),
+        ([*_better(PROMPTS[:11]), *_drafted()], 0.5, ["turns_not_judged"], 1),
         (
             [*(one for one in _better() if one.order == "baseline_second"), *_drafted()],
             5,
@@ -221,7 +216,7 @@ def _drafted(judge: str = "gpt") -> list[Score]:
         ([], 9, ["not_judged"] * 2, 1),
     ],
 )
-def test_answers_can_be_held_to_quality(
+def test_quality_is_required(
     tmp_path: Path, scores: list[Score], points: float, problems: list[str], code: int
 ) -> None:
     """What nobody judged, or a judge saw only in part, is not as good; nor is what it saw in one order alone, which

@@ -60,7 +60,7 @@ def _frame(difference: Floats, places: Floats | None = None) -> pd.DataFrame:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "turns", "samples"), [(80, 2, 1), (30, 1, 3)])
-def test_the_interval_of_the_mean_difference_covers_the_true_one_in_93_to_97_of_100_data_sets(
+def test_the_interval_of_the_mean_difference_covers_the_true_one_as_often(
     prompts: int, turns: int, samples: int
 ) -> None:
     """The true one is that of 300,000 prompts. So for the share of the first place, whose truth is no half: 0.7."""
@@ -82,9 +82,7 @@ def test_the_interval_of_the_mean_difference_covers_the_true_one_in_93_to_97_of_
 def test_turns_of_a_prompt_count_as_one_in_the_interval() -> None:
     """Ten turns that say the same tell no more than one of them."""
     difference = np.random.default_rng(1).normal(0, 1, (40, 1))
-    one, ten = (
-        estimates(by_prompt(_frame(np.tile(difference, (1, turns)))), (SCORE_DIFFERENCE,))[0] for turns in (1, 10)
-    )
+    one, ten = (estimates(by_prompt(_frame(np.tile(difference, (1, n)))), (SCORE_DIFFERENCE,))[0] for n in (1, 10))
     assert one.interval is not None and ten.interval is not None
     assert (one.interval.low, one.interval.high) == pytest.approx((ten.interval.low, ten.interval.high))
 

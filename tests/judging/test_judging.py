@@ -324,9 +324,7 @@ def test_answers_alone_are_graded_with_the_baselines_own_and_shared_where_equal(
     assert len(judge.asked) == 6  # of the baseline and the drafted one, which is the same, and of the other
     scores = bench.scores()
     assert {score.label for score in scores} == {BASELINE, DRAFTED, EXITING}
-    assert {(score.score, score.baseline_score, score.baseline, score.order) for score in scores} == {
-        (7.0, None, "", "")
-    }
+    assert {(one.score, one.baseline_score, one.baseline, one.order) for one in scores} == {(7.0, None, "", "")}
 
 
 def two_turns(prompt_id: str) -> list:  # type: ignore[type-arg]

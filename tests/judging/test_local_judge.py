@@ -104,9 +104,7 @@ def written(folder: Path, new_tokens: int) -> str:
 
 
 @pytest.mark.parametrize(("stop_id", "problem"), [(STOP, ""), (4, "cut off after 64 tokens")], ids=["ended", "cut"])
-def test_local_writes_what_transformers_would_and_tells_where_it_was_cut(
-    tmp_path: Path, stop_id: int, problem: str
-) -> None:
+def test_local_writes_what_transformers_would_and_marks_cuts(tmp_path: Path, stop_id: int, problem: str) -> None:
     folder = tiny_folder(tmp_path / "judge", max_position_embeddings=256, stop_ids=(stop_id,))
     judge = Local(model=str(folder), way="generate")
     judge.prepare(PLACE)

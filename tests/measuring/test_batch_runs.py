@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from fakes_batches import Shallower
-from fakes_measuring import FakeClock
+from fakes_measuring import FakeClock, Shallower
 from fixtures_run import invoke_run, make_settings, measured, timeless, write_prompts
 from tiny import tiny_folder
 

@@ -158,7 +158,7 @@ def test_time_spent_before_the_first_pass_and_under_a_false_clock_counts(togethe
         ("ChangesThreads", "threads_changed"),
     ],
 )
-def test_who_changes_what_the_baseline_runs_on_ends_the_run(
+def test_changing_the_baseline_ends_the_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, label: str, error: str
 ) -> None:
     raised: list[str] = []

@@ -120,9 +120,7 @@ def encoding(tmp_path: Path) -> str:
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_a_draft_model_with_an_encoder_is_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, encoding: str
-) -> None:
+def test_a_draft_model_with_an_encoder_is_refused_before_loading(settings: ask.RunSettings, encoding: str) -> None:
     """It drafted for a prompt that its encoder had read before, and few of its tokens were accepted."""
     for models, label in (
         (replace(settings.models, draft=encoding), "two_model"),
@@ -133,9 +131,7 @@ def test_a_draft_model_with_an_encoder_is_refused_before_weights_are_loaded(
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_batches_on_a_target_with_an_encoder_are_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, encoding: str
-) -> None:
+def test_batches_on_a_target_with_an_encoder_are_refused_early(settings: ask.RunSettings, encoding: str) -> None:
     asked = replace(settings, models=replace(settings.models, target=encoding, draft=""), methods=("autoregressive",))
     assert quiet_check(asked).models.target == encoding
     with refused("no_batches", "t5", "--batch-size"):
@@ -143,9 +139,7 @@ def test_batches_on_a_target_with_an_encoder_are_refused_before_weights_are_load
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_prompts_beyond_the_context_are_listed_before_weights_are_loaded(
-    settings: ask.RunSettings, long_prompts: Path
-) -> None:
+def test_prompts_beyond_the_context_are_listed_before_loading(settings: ask.RunSettings, long_prompts: Path) -> None:
     long = replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),)))
     facts = ("2 of 3", "128 tokens", "endless (", "later (", "--long-prompts skip", "--long-prompts cut")
     with refused("prompt_too_long", *facts):
@@ -179,9 +173,7 @@ def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, run_folder
         quiet_check(replace(settings, prompts=ask.PromptSettings(benches=both)))
 
 
-def test_a_file_gets_its_name_from_suite_label_and_time(
-    settings: ask.RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_named_by_its_run(settings: ask.RunSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     checked = quiet_check(replace(settings, out=None))
     assert checked.out.parent == Path("results")

@@ -118,9 +118,7 @@ def test_the_first_token_has_the_noise_of_prefill_where_the_last_row_is_read_by_
         ((0, 3, 1), 1, (3,)),
     ],
 )
-def test_the_sizes_are_the_rows_that_a_method_really_used(
-    rows: tuple[int, ...], together: int, sizes: tuple[int, ...]
-) -> None:
+def test_the_sizes_are_the_rows_that_were_used(rows: tuple[int, ...], together: int, sizes: tuple[int, ...]) -> None:
     """A step that leaves the target early finishes no row there. None was a size, in which no text can be read: where
     such a method came near the target its verdict was lost, as of a control that failed."""
     assert pass_sizes(rows, together) == sizes

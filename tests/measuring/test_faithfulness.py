@@ -72,10 +72,7 @@ def test_an_answer_is_scored_as_a_model_without_a_cache_scores_it(
     answer = prompt_of(tokens, seed=3) if tokens else said_by(Plain())
     logprobs = truth(PROMPT, answer)
     scored = likelihood(pair("llama").target, PROMPT, answer)
-    assert (scored.tokens, scored.agreed) == (
-        len(answer),
-        int((logprobs.argmax(-1) == torch.tensor(answer)).sum()),
-    )
+    assert (scored.tokens, scored.agreed) == (len(answer), int((logprobs.argmax(-1) == torch.tensor(answer)).sum()))
     assert tokens or scored.agreed == NEW_TOKENS
     assert scored.logprob == pytest.approx(sum(float(row[token]) for row, token in zip(logprobs, answer, strict=True)))
 

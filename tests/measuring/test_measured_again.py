@@ -155,9 +155,7 @@ def test_without_a_watch_nothing_is_tried_but_what_has_begun_is_finished(tmp_pat
         assert len(set(map(row_key, read(path).rows))) == len(PLAN) + 2 * more
 
 
-def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_run_that_goes_on_makes_up_for_it(
-    tmp_path: Path,
-) -> None:
+def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_resumed_run_makes_up_for_it(tmp_path: Path) -> None:
     """A GPU that is too hot all the time would take three times as long for nothing."""
     path = tmp_path / "a.jsonl"
     session, measured = measure(path, PLAN, lambda task: Met(THROTTLED), watch())
@@ -171,7 +169,7 @@ def test_while_a_disturbance_lasts_nothing_is_measured_again_and_a_run_that_goes
 
 
 @pytest.mark.parametrize(("fails_at", "lost"), [((2,), 0), ((0, 2, 4), 0), ((2, 4), 1), ((0, 2), 0)])
-def test_a_round_enters_figures_once_however_often_others_of_it_failed(
+def test_a_round_enters_figures_once_whatever_failed_in_it(
     fails_at: tuple[int, ...], lost: int, tmp_path: Path
 ) -> None:
     """Where the first try had a failure and the second had not, the labels that did not fail had pairs of both, and

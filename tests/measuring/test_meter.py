@@ -85,7 +85,7 @@ def test_a_meter_reads_memory_and_with_a_watch_the_conditions_of_this_machine(wa
 
 
 @pytest.mark.parametrize("watch", [False, True])
-def test_a_gpus_meter_reads_memory_since_the_start_and_with_a_watch_sentinel_and_gpu(
+def test_a_gpus_meter_reads_memory_and_with_a_watch_sentinel_and_gpu(
     watch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resets: list[str] = []
@@ -133,9 +133,7 @@ def test_a_gpus_bandwidth_is_of_several_sums_and_its_memory_is_given_back(monkey
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cuda", ["cuda"] * 2), ("cpu", [])])
-def test_queued_work_of_a_gpu_is_waited_for_before_each_reading(
-    device: str, waits: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_reading_waits_for_queued_work(device: str, waits: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     clock = Clock(device)

@@ -91,9 +91,7 @@ def test_profile_rows_say_what_the_free_ones_say_and_their_phases_add_up_to_thei
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [5, 31])
-def test_a_resumed_run_of_several_modes_is_the_run_it_resumes(
-    whole: RunFile, run_folder: Path, tmp_path: Path, kept: int
-) -> None:
+def test_a_resumed_run_of_several_modes_is_equal(whole: RunFile, run_folder: Path, tmp_path: Path, kept: int) -> None:
     """In a file that was renamed, too."""
     lines = whole.path.read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + GENERATIONS

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 from oracles import ExitAnswer, ExitRule, exit_answer
+from plain_depths import picked_from
 from runs import LAYERS, Pair, pair, prompt_of, run
 from torch import Tensor
 
@@ -18,9 +19,7 @@ from benchctl.decoding.loop import Generation
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
-from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
-from benchctl.registry import build
 
 NEW_TOKENS = 30
 EVERY = tuple(range(1, LAYERS))
@@ -53,17 +52,10 @@ def _label(options: str, rule: ExitRule, policy: str) -> str:
 
 
 def _run_logged(monkeypatch: pytest.MonkeyPatch, label: str, models: Pair, prompt: list[int]) -> Logged:
-    seen: list[Tensor] = []
-    pick = Context.pick
-
-    def noting(context: Context, logits: Tensor) -> int:
-        seen.append(logits.clone())
-        return pick(context, logits)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Context, "pick", noting)
+        picked = picked_from(patch)
         generation = run(label, models.target, prompt, NEW_TOKENS)
-    return Logged(generation, torch.cat(seen))
+    return Logged(generation, torch.cat([logits for _, logits in picked]))
 
 
 def _planned_logits(models: Pair, prompt: list[int], expected: ExitAnswer, policy: str) -> Tensor:
@@ -144,9 +136,3 @@ def test_confidence_equal_to_the_threshold_leaves(confidence: Literal["softmax_g
     reached = 0.0 if confidence == "softmax_gap" else 0.5
     assert EarlyExit(confidence=confidence, threshold=reached).decide(context, view)
     assert not EarlyExit(confidence=confidence, threshold=reached + 1e-9).decide(context, view)
-
-
-def test_exits_of_which_min_exit_leaves_none_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match="min_exit 4"):
-        build("early_exit[exits=2,min_exit=4]")
-    assert isinstance(build("early_exit[exits=2+4,min_exit=4]"), EarlyExit)

@@ -14,13 +14,7 @@ from refusals import refused
 
 from benchctl.errors import UserError
 from benchctl.measuring.prompts import sources, suites
-from benchctl.measuring.prompts.sources import (
-    SIZE_LIMIT_BYTES,
-    Downloader,
-    UnreachableError,
-    prompts_folder,
-    sha256,
-)
+from benchctl.measuring.prompts.sources import SIZE_LIMIT_BYTES, Downloader, UnreachableError, prompts_folder, sha256
 from benchctl.measuring.prompts.suites import Suite, load_suite
 
 CONTENT = b'{"id": "koala_0", "prompt": "Hello?"}\n'
@@ -97,9 +91,7 @@ def test_damaged_cache_is_notices_and_fetched_anew() -> None:
 
 
 @pytest.mark.parametrize("fault", ["folder", "disk"])
-def test_cache_that_cannot_be_written_costs_a_notice_and_not_the_run(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_cache_costs_a_notice_only(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 

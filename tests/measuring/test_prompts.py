@@ -1,15 +1,30 @@
-"""Suites and prompt files: what they hold, how fields are read, and what a broken file is told."""
+"""Suites and prompt files: how they are read, how a broken file is refused, the suite of tasks, the filled context."""
+
+from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fixtures_run import make_folder, make_settings, measure_file, measured
 from refusals import refused
 
+from benchctl.analysis.tables.text import View, summary
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.errors import UserError
+from benchctl.exact_match import is_right
+from benchctl.measuring import settings as ask
+from benchctl.measuring.prompts.fit import Filler, filler_text, make_filler
 from benchctl.measuring.prompts.sources import SuiteSpec
 from benchctl.measuring.prompts.suites import SUITES, Suite, load_suite, suite_names
+from benchctl.measuring.settings import RunSettings
+from reference import tasks
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_published = pytest.mark.skipif(not SHARED.is_dir(), reason="the published files are not beside the repository")
@@ -216,9 +231,133 @@ def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
         (".", "cannot_read", "Is a directory"),
     ],
 )
-def test_an_unknown_suite_or_file_is_refused(
+def test_unknown_names_are_refused(
     tmp_path: Path, name: str, id: str, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with refused(id, fact):
         own(Path(name))
+
+
+FILE = "benchctl/assets/prompts/tasks.jsonl"
+
+
+def load(source: str = "auto", notices: list[str] | None = None) -> Suite:
+    notices = [] if notices is None else notices
+    return load_suite("tasks", source=source, limit=None, notify=notices.append)
+
+
+def test_the_file_is_byte_for_byte_what_the_program_prints(root: Path) -> None:
+    program = [sys.executable, "-m", "reference.tasks"]
+    assert (root / FILE).read_bytes() == subprocess.run(program, cwd=root, capture_output=True, check=True).stdout
+
+
+def test_there_are_as_many_prompts_of_every_skill_and_the_first_are_as_mixed_as_all() -> None:
+    prompts = load().prompts
+    skills = len(tasks.MAKERS)
+    assert len({prompt.turns for prompt in prompts}) == len(prompts) == 280
+    assert set(Counter(prompt.category for prompt in prompts).values()) == {280 // skills}
+    assert len({prompt.category for prompt in prompts[:skills]}) == skills
+
+
+def test_every_answer_that_training_teaches_is_right() -> None:
+    assert [task for task in tasks.suite_tasks() if not is_right(task.answer, task.key)] == []
+
+
+def test_repeating_the_question_is_right_only_where_that_was_asked_or_by_its_last_word() -> None:
+    repeated = Counter(task.skill for task in tasks.suite_tasks() if is_right(task.question, task.key))
+    assert repeated == {"repeat": 20, "largest": 4, "nth_word": 3}
+
+
+@pytest.mark.parametrize("source", ["auto", "published", "embedded"])
+def test_its_one_source_is_the_package(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCHCTL_DATA", str(tmp_path))
+    notices: list[str] = []
+    suite = load(source, notices=notices)
+    assert (suite.source, suite.origin, suite.own, notices) == ("embedded", FILE, True, [])
+
+
+@pytest.mark.slow
+def test_the_tasks_are_measured_by_their_name_and_shown_without_the_warning_for_samples(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "models")
+    settings = make_settings(folder, tmp_path / "out.jsonl")
+    asked = replace(settings, prompts=ask.PromptSettings(("tasks",), limit=2), methods=("prompt_lookup",))
+    file = measure_file(asked)
+    (suite,) = file.run.suites
+    assert (suite.source, suite.own, suite.exact_answers) == (
+        "embedded",
+        True,
+        {"tasks_1": ("59",), "tasks_2": ("44",)},
+    )
+    text = summary([file.path], "md", View(full=True))
+    assert "tasks, 2 prompts" in text and "exact match" in text and "embedded samples" not in text
+    assert measure_file(replace(asked, resume=True)) == file
+
+
+FILL = 40
+
+
+@pytest.fixture(scope="module")
+def tokenizer(run_folder: Path) -> TargetTokenizer:
+    return load_tokenizer(run_folder / "target")
+
+
+def filled(settings: RunSettings, fill: int) -> RunSettings:
+    once = replace(settings.repeat, repeats=1, warm_up=0)
+    return replace(settings, repeat=once, prompts=replace(settings.prompts, context_fill=fill))
+
+
+def test_a_filler_has_exactly_the_tokens_asked_for(tokenizer: TargetTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tokens in (1, 40, 126):
+        ids = make_filler(tokenizer, tokens).ids
+        assert len(ids) == tokens and filler_text().startswith(tokenizer.decode_text(ids))
+    once = tokenizer.encode_text(filler_text())
+    monkeypatch.setattr(tokenizer, "context_tokens", 10 * len(once))
+    assert list(make_filler(tokenizer, len(once) + 3).ids) == [*once, *once[:3]]
+
+
+def test_the_filler_comes_after_the_first_token_of_the_tokenizer() -> None:
+    assert Filler((7, 8), first=1).before([1, 5, 6]) == [1, 7, 8, 5, 6]
+    assert Filler((7, 8), first=1).before([5, 6]) == [7, 8, 5, 6]
+    assert Filler((7, 8)).before([1, 5, 6]) == [7, 8, 1, 5, 6]
+
+
+def test_a_filler_without_tokens_is_empty_and_one_that_leaves_no_room_is_refused(tokenizer: TargetTokenizer) -> None:
+    assert make_filler(tokenizer, 0) == Filler() and Filler().before([1, 5]) == [1, 5]
+    with refused("filler_too_long", "--context 127", "128 tokens"):
+        make_filler(tokenizer, 127)
+
+
+@pytest.mark.slow
+def test_every_label_answers_the_filled_prompt_and_the_run_records_it(run_folder: Path, tmp_path: Path) -> None:
+    """The truth is the target's own best next token, read off a pass over filler, prompt and answer."""
+    plain = measure_file(filled(make_settings(run_folder, tmp_path / "plain.jsonl"), 0))
+    full = measure_file(filled(make_settings(run_folder, tmp_path / "full.jsonl"), FILL))
+    assert (plain.run.context_fill, full.run.context_fill) == (0, FILL)
+    tokens, filled_tokens = (
+        {(row.label, row.prompt_id): row.prompt_tokens for row in measured(file) if row.turn == 0}
+        for file in (plain, full)
+    )
+    assert filled_tokens == {key: count + FILL for key, count in tokens.items()}
+    target = Target.load(run_folder / "target", dtype="float32")
+    short = next(row for row in measured(full) if (row.label, row.prompt_id) == ("autoregressive", "short"))
+    ids = target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
+    text = [ids[0], *make_filler(target.tokenizer, FILL).ids, *ids[1:]]
+    assert ids[0] == target.tokenizer.first_id and len(text) == short.prompt_tokens
+    for token in short.token_ids:
+        assert token == int(target.next_logits(text).argmax())
+        text.append(token)
+
+
+@pytest.mark.slow
+def test_prompts_that_the_filler_leaves_no_room_for_are_left_out_or_cut(run_folder: Path, tmp_path: Path) -> None:
+    files = {}
+    for policy in ("skip", "cut"):
+        settings = filled(make_settings(run_folder, tmp_path / f"{policy}.jsonl"), 100)
+        prompts = replace(settings.prompts, long_prompts=policy)
+        files[policy] = measure_file(replace(settings, methods=("autoregressive",), prompts=prompts))
+    assert {row.prompt_id for row in measured(files["skip"])} == {"short", "talk"}
+    assert files["skip"].run.suites[0].prompts == 2
+    (story,) = (row for row in measured(files["cut"]) if row.prompt_id == "story")
+    assert story.error is None and story.prompt_tokens == 100 + 28 - 6
+    assert "cut" in files["cut"].run.suites[0].origin

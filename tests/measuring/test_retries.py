@@ -53,37 +53,13 @@ def after(*states: str) -> dict[RowKey, Row]:
         ((DISTURBED, DISTURBED, DISTURBED), None),
     ],
 )
-def test_a_disturbed_round_is_retried_until_it_is_good_or_the_retries_are_used_up(
+def test_a_disturbed_round_is_retried_until_it_is_good_or_thrice_bad(
     states: tuple[str, ...], retry: int | None
 ) -> None:
     expected = {None: None, 0: FIRST}.get(retry, PLAN.again(FIRST, retry or 0))
     assert PLAN.next_attempt(FIRST, after(*states), may_retry=True) == expected
     assert PLAN.next_attempt(SECOND, after(*states), may_retry=True) == SECOND
     assert len(states) <= MOST_RETRIES + 1
-
-
-def test_what_has_begun_is_finished_even_without_retries() -> None:
-    whole, retry = after(DISTURBED), PLAN.again(FIRST, 1)
-    assert PLAN.next_attempt(FIRST, dict(list(whole.items())[:-1]), may_retry=False) == FIRST
-    assert PLAN.next_attempt(FIRST, whole, may_retry=False) is None
-    begun = whole | dict(list(rows_of(retry).items())[:1])
-    assert PLAN.next_attempt(FIRST, begun, may_retry=False) == retry
-
-
-@pytest.mark.parametrize(
-    ("states", "recovered"),
-    [
-        (("",), True),
-        ((DISTURBED,), False),
-        ((DISTURBED, ""), True),
-        ((DISTURBED, FAILED, DISTURBED), False),
-        ((FAILED,), True),
-    ],
-)
-def test_a_round_is_recovered_by_an_undisturbed_attempt_with_all_answers(
-    states: tuple[str, ...], recovered: bool
-) -> None:
-    assert PLAN.is_recovered(FIRST, after(*states)) == recovered
 
 
 @pytest.mark.parametrize(("number", "marked"), [(0, False), (1, True), (2, False)])

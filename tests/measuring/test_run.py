@@ -56,13 +56,6 @@ def test_a_run_writes_every_generation_in_its_planned_order(whole: RunFile) -> N
     assert [row.turn for row in rows if row.prompt_id == "talk"] == [0, 0, 0, 1, 1, 1] * 2
 
 
-def test_exact_methods_are_identical_and_a_careless_one_is_not(whole: RunFile) -> None:
-    verdicts = {label: {row.verdict for row in measured(whole) if row.label == label} for label in LABELS}
-    assert verdicts[LABELS[0]] == {None}
-    assert verdicts[LABELS[1]] <= {"identical", "tie"}
-    assert "lossy" in verdicts[LABELS[2]]
-
-
 def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     header = whole.run
     assert (header.baseline, header.order, header.dtype, header.device) == ("autoregressive", "abba", "float32", "cpu")
@@ -77,9 +70,7 @@ def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     assert header.machine["cpu"] and header.versions["torch"] and header.command == ("benchctl", "run")
 
 
-def test_a_method_of_all_that_cannot_run_here_is_recorded_and_the_rest_goes_on(
-    settings: ask.RunSettings, tmp_path: Path
-) -> None:
+def test_a_method_of_all_that_cannot_run_is_recorded_and_left_out(settings: ask.RunSettings, tmp_path: Path) -> None:
     events: list[Notice | Progress] = []
     once = ask.RepeatSettings(repeats=1, warm_up=0)
     measure(replace(settings, methods=("all",), repeat=once), events.append)
@@ -103,9 +94,7 @@ def test_a_run_uses_the_threads_asked_for_and_loads_only_what_it_needs(
 
 
 @pytest.mark.parametrize("kept", [0, 7, 23, 24])
-def test_a_resumed_run_is_the_run_it_resumes(
-    settings: ask.RunSettings, whole: RunFile, kept: int, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_same_run(settings: ask.RunSettings, whole: RunFile, kept: int, tmp_path: Path) -> None:
     """Whatever number of rows is there, what is added is what was missing, second turns and verdicts included."""
     out = tmp_path / "out.jsonl"
     warm_up = len(whole.rows) - 24

@@ -139,11 +139,7 @@ def warmed(notices: list[str] | None = None) -> Watch:
 
 def test_a_round_is_the_mean_of_its_generations_by_their_time() -> None:
     """3 s that waited for 10% and 1 s that waited for 50%: 0.8 s of 4. What failed counts nothing."""
-    rows = [
-        *met({"waited_share": 0.1, "foreign_cores": 2.0}, 3.0),
-        *met({"waited_share": 0.5}),
-        failed(baseline_row()),
-    ]
+    rows = [*met({"waited_share": 0.1, "foreign_cores": 2.0}, 3.0), *met({"waited_share": 0.5}), failed(baseline_row())]
     assert over_round(rows) == {"waited_share": pytest.approx(0.2), "foreign_cores": 2.0}
     assert over_round([failed(baseline_row())]) == {}
 
@@ -156,7 +152,7 @@ def test_a_round_is_the_mean_of_its_generations_by_their_time() -> None:
         (1.0, None, "50%"),  # a failed generation has no conditions, and ends its round all the same
     ],
 )
-def test_what_a_round_met_is_said_of_it_in_its_last_rows(
+def test_the_last_rows_of_a_round_are_marked(
     first_s: float, last: tuple[dict[str, float], float] | None, share: str
 ) -> None:
     kept = warmed()

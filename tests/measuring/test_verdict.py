@@ -11,14 +11,8 @@ from torch import Tensor
 
 from benchctl.decoding.loop import Generation
 from benchctl.decoding.model.target import Target
-from benchctl.measuring.verdict import (
-    AnswerControl,
-    BaselineAnswers,
-    Judgement,
-    Referee,
-    Verdict,
-    first_divergence,
-)
+from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, first_divergence
+from benchctl.records.schema import Verdict
 
 PROMPT = [1, 2]
 BASELINE = (5, 6, 7)
@@ -106,9 +100,7 @@ NEAR = [0.0, 2.0, 0.0, 2.0 - 4 * TINY]
         ((9.0, 0.0, 0.0), "lossy"),  # prefill's noise, which no later token has
     ],
 )
-def test_a_gap_within_twice_the_noise_there_is_a_tie_and_within_that_of_the_answer_numeric(
-    noises: tuple[float, ...], verdict: Verdict
-) -> None:
+def test_a_gap_within_twice_the_noise_is_a_tie_or_numeric(noises: tuple[float, ...], verdict: Verdict) -> None:
     """At index 1 the baseline said 1 and the method 3, whose logits lie 4 TINY apart.
 
     `tie` rested on the difference between one row and a single pass over all of the text, which no method reads: in
@@ -145,15 +137,9 @@ def test_an_answer_that_only_ends_earlier_or_later_is_lossy_without_a_control() 
 
 @pytest.mark.parametrize(
     ("gaps", "verdict", "at"),
-    [
-        ((9.0, 0.0, 2 * TINY), "tie", 1),
-        ((9.0, 0.0, 3 * TINY), "numeric", 2),
-        ((9.0, 0.0, 5 * TINY), "lossy", 2),
-    ],
+    [((9.0, 0.0, 2 * TINY), "tie", 1), ((9.0, 0.0, 3 * TINY), "numeric", 2), ((9.0, 0.0, 5 * TINY), "lossy", 2)],
 )
-def test_behind_a_tie_every_token_is_held_against_what_the_target_would_say_there(
-    gaps: tuple[float, ...], verdict: str, at: int
-) -> None:
+def test_behind_a_tie_every_token_is_compared_with_the_target(gaps: tuple[float, ...], verdict: str, at: int) -> None:
     """A tie ended the comparison: in half precision one early in a text hid all wrong tokens behind it, and 1 of 118
     injected ones was found. What stands before the first divergence is the baseline's."""
     judge, *_ = referee(NEAR, (0.0, 2 * TINY, TINY), gaps=gaps)

@@ -147,9 +147,7 @@ def _first_fault(verdicts: Sequence[str | None], rng: np.random.Generator) -> st
     return next((verdict for verdict in faults if verdict is not None), None)
 
 
-def test_faults_in_float64_are_always_lossy_and_in_bfloat16_nearly_always(
-    examined: tuple[str, list[Examined]],
-) -> None:
+def test_faults_in_float64_are_always_lossy_and_in_bfloat16_nearly_always(examined: tuple[str, list[Examined]]) -> None:
     """In wide passes 84% are told (98 of 117 here); were twice the noise excused it would be 73%, and the run of 200
     prompts would be caught all the same: 60%, as this test once asked for, held neither."""
     kind, prompts = examined

@@ -71,9 +71,7 @@ def assert_decodes(
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("fill", FILLS)
-def test_tokens_exits_and_logits_are_those_of_full_recomputation(
-    monkeypatch: pytest.MonkeyPatch, fill: str, family: str, seed: int
-) -> None:
+def test_all_is_as_by_full_recomputation(monkeypatch: pytest.MonkeyPatch, fill: str, family: str, seed: int) -> None:
     models, left = pair(family, seed), set()
     for threshold in THRESHOLDS["arla"]:
         rule = GateRule("arla", threshold, fill)
@@ -283,10 +281,7 @@ def test_a_router_can_be_trained_anew_on_a_folder_that_has_one(trained: Path, tm
     label = f"m2r2_dynamic[router=linear,gates=1+2,modules={trained / 'both'}]"
     done("train", label, *words_of(trained), "--out", tmp_path / "linear", "--steps", 1)
     weights = load_file(tmp_path / "linear" / WEIGHTS)
-    assert {name for name in weights if name.startswith("router.1.")} == {
-        "router.1.score.weight",
-        "router.1.score.bias",
-    }
+    assert {one for one in weights if one.startswith("router.1.")} == {"router.1.score.weight", "router.1.score.bias"}
 
 
 def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path, tmp_path: Path) -> None:

@@ -298,9 +298,7 @@ def test_tokens_that_leave_by_trained_exits_are_those_of_the_plain_decoder(
 @pytest.mark.parametrize(
     "label", ["deed[mode=draft,exits=2+3,threshold=0.1]", SPEAKS.replace("1+3", "3") + ",mode=draft,threshold=0.1]"]
 )
-def test_what_trained_exits_draft_is_verified_to_the_answer_of_the_plain_decoder(
-    label: str, kind: str, tmp_path: Path
-) -> None:
+def test_drafts_of_trained_exits_give_the_answer_of_the_plain_decoder(label: str, kind: str, tmp_path: Path) -> None:
     model = tiny_t5(kind)
     target, accepted, drafted = Target(model, None), 0, 0
     modules_of(label, target, tmp_path, change=0.02)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from exit_rules import noisy_exits, rule_of, speaker, with_modules
-from oracles import ExitRule, exit_answer, exit_drafter, replay
+import torch.nn.functional as F
+from oracles import ExitRule, Naive, exit_answer, exit_drafter, replay
 from runs import LAYERS, MODELS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_model
@@ -30,7 +31,7 @@ from benchctl.decoding.modules.exits import (
     decayed,
     exit_yardsticks,
 )
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, save_modules
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, save_modules
 from benchctl.methods.deed import Deed
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.registry import build
@@ -54,9 +55,7 @@ def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("label", "confidence"), POLICIES)
-def test_tokens_and_exits_are_those_of_the_plain_rule(
-    label: str, confidence: str, family: str, seed: int, tmp_path: Path
-) -> None:
+def test_exits_are_those_of_the_plain_rule(label: str, confidence: str, family: str, seed: int, tmp_path: Path) -> None:
     """By full recomputation: what leaves, where, and what later tokens see of it."""
     models, module, left = pair(family, seed), noisy_exits(f"{label}]", pair(family, seed)), set[int]()
     for share in (0.6, 1.0, 1.4):
@@ -76,9 +75,7 @@ def test_tokens_and_exits_are_those_of_the_plain_rule(
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("label", "confidence"), POLICIES)
-def test_drafts_of_trained_exits_take_the_steps_of_replay(
-    label: str, confidence: str, family: str, seed: int, tmp_path: Path
-) -> None:
+def test_drafts_take_the_steps_of_replay(label: str, confidence: str, family: str, seed: int, tmp_path: Path) -> None:
     models, text = pair(family, seed), answer(family, seed, 13)
     module = noisy_exits(f"{label}]", models)
     for share in (0.5, 1.0):
@@ -170,9 +167,7 @@ def _by_hand(models: Pair, module: Exits, text: list[int], weights: list[float])
         ("deed[exits=1+3]", {1: 1 / 3, 3: 1 / 3, LAYERS: 1 / 3 + 1}),
     ],
 )
-def test_the_loss_is_a_mean_over_exits_and_in_deep_supervision_the_last_layer_again(
-    label: str, shares: dict[int, float]
-) -> None:
+def test_the_loss_is_a_mean_over_exits_and_in_deed_the_last_layer_again(label: str, shares: dict[int, float]) -> None:
     models, weights, method = pair("llama"), [float(number % 3) for number in range(20)], build(label)
     assert isinstance(method, EarlyExit | Deed)
     module, batch = noisy_exits(label, models), batch_of(models.naive, [prompt_of(20)], [weights])
@@ -335,3 +330,62 @@ def test_training_lowers_the_loss_and_teaches_where_to_leave() -> None:
     right = {1: module.agreements(batch)[1]}
     careless = exit_yardsticks({1: torch.ones(batch.tokens.shape)}, batch, right)["agreement"].share
     assert found["agreement"] > careless + 0.2 and found["depth"] < 1.0
+
+
+ALPHA = 256.0  # the methods' default
+
+
+def noisy_exits(label: str, models: Pair) -> Exits:
+    """Modules of a label, in float64: no change is zero, no gain is one; their loudness makes up for alpha."""
+    method = build(label)
+    assert isinstance(method, Trainable)
+    module = untrained(method, models.target).double().requires_grad_(False)
+    assert isinstance(module, Exits)
+    generator = torch.Generator().manual_seed(7)
+    for name, weight in module.named_parameters():
+        if name.endswith(".up.weight"):
+            weight.mul_(weight.shape[1] / ALPHA)
+        if name.endswith(".gain"):
+            weight.mul_(1 + 0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return module
+
+
+def with_modules(label: str, models: Pair, module: nn.Module, folder: Path) -> Method:
+    """The method of a label, ready, with these modules in a folder."""
+    method = build(label)
+    save_modules(folder, module, facts_of(label, method, models.target))
+    assert isinstance(method, Trainable)
+    method.modules = str(folder)
+    method.prepare(models.target)
+    return method
+
+
+def speaker(naive: Naive, module: nn.Module) -> Callable[[int, Tensor], Tensor]:
+    """Logits [vocabulary] for a layer and the state [width] after it: head(gain * norm(h + a/r U silu(D norm(h))))."""
+    weights, norm = {name: value.double() for name, value in module.state_dict().items()}, naive.model.model.norm
+
+    def speak(layer: int, state: Tensor) -> Tensor:
+        down, up = (weights[f"exits.{layer}.change.{part}.weight"] for part in ("down", "up"))
+        normed = norm(state + ALPHA / len(down) * (up @ F.silu(down @ norm(state))))
+        gain = weights.get(f"exits.{layer}.gain", torch.ones_like(normed))
+        logits: Tensor = naive.model.lm_head(normed * gain)
+        return logits
+
+    return speak
+
+
+def classifier(module: nn.Module) -> Callable[[int, Tensor], float]:
+    """Chance of agreement for a layer and the state [width] after it."""
+    weights = {name: value.double() for name, value in module.state_dict().items()}
+
+    def classify(layer: int, state: Tensor) -> float:
+        score = weights[f"classifier.{layer}.weight"][0] @ state + weights[f"classifier.{layer}.bias"][0]
+        return float(1 / (1 + torch.exp(-score)))
+
+    return classify
+
+
+def rule_of(naive: Naive, module: Exits, confidence: str, threshold: float) -> ExitRule:
+    """Leaving by these modules, in plain algebra."""
+    classify = classifier(module) if confidence == "classifier" else None
+    return ExitRule(module.layers, confidence, threshold, classify, speaker(naive, module) if module.exits else None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from offloading import HandTimer, Simulation, recorded_visits
 from tiny import tiny_folder, tiny_target
 from torch import Tensor
 
-from benchctl.decoding.experts.fast_tier import POLICIES, FastTier, Key, Lru, PolicyName, policy_of
+from benchctl.decoding.experts.fast_tier import FastTier, Key, Lru, PolicyName, policy_of
 from benchctl.decoding.experts.offload import (
     FileTier,
     Loader,
@@ -67,7 +67,7 @@ def _logits(on: Target) -> Tensor:
     return torch.stack([on.next_logits(PROMPT), on.next_logits(PROMPT, one_by_one=True)])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 @pytest.mark.parametrize("capacity", [TOP_K, 5, LAYERS * EXPERTS])
 @pytest.mark.parametrize("prefetch", ["none", "next_gate"])
 def test_logits_are_the_resident_models_to_the_bit(policy: str, capacity: int, prefetch: str) -> None:
@@ -205,7 +205,7 @@ def test_on_a_gpu_copies_run_beside_the_computing_and_change_nothing(capacity: i
                 assert torch.equal(_logits(view), _logits(on))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 @pytest.mark.parametrize("options", [{"blocking": True}, {}, {"prefetch": "next_gate"}])
 def test_the_loader_does_what_a_simulated_link_does(policy: PolicyName, options: dict[str, Any]) -> None:
     """The real loader with its thread, under a clock that moves only while experts are waited for: equal in all."""

@@ -8,8 +8,7 @@ from itertools import count
 
 import pytest
 import torch
-from fakes_batches import Shallower
-from fakes_measuring import Lying
+from fakes_measuring import Lying, Shallower
 from oracles import Drafter, ExitRule, caught_up, exit_drafter, lookup_drafter, model_drafter, replay
 from plain_t5 import tiny_t5
 from runs import LAYERS, VOCABULARY, pair, prepared, prompt_of, rounds_of
@@ -110,9 +109,7 @@ def test_a_text_that_ends_with_a_stop_token_ends_there(label: str) -> None:
 
 def test_a_batch_says_the_text_of_each_of_its_prompts_as_each_would_alone() -> None:
     target, texts = pair("llama").target, [foreign_text(), foreign_text()[::-1], (3,) * LIMIT]
-    requests = [
-        DecodeRequest(prompt_of(tokens), LIMIT, forced=text) for tokens, text in zip((13, 2, 7), texts, strict=True)
-    ]
+    requests = [DecodeRequest(prompt_of(n), LIMIT, forced=text) for n, text in zip((13, 2, 7), texts, strict=True)]
     for request, got, text in zip(requests, decode_batch(Shallower(), target, requests), texts, strict=True):
         alone = decode(Shallower(), target, request)
         assert got.token_ids == text

@@ -1,40 +1,36 @@
-"""M2R2: in decoding and in training the accelerated stream is what its definition says; what it proposes."""
+"""M2R2: its streams are what its definition says, in decoding and in training; what it proposes, and what it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from oracles import replay_tree
-from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, LAYERS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
 from target_batches import answered, batch_of, learn
 from tiny import FAMILIES
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from two_streams import accelerated_states, beam_drafter, exit_states, guess
 from untrained import facts_of, untrained
 
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.trainable import save_modules
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2, draft_beam, draft_chain
-from benchctl.methods.m2r2.gates import Interval
-from benchctl.methods.m2r2.training import (
-    COSINE_SHARE,
-    Trajectories,
-    TwoStreams,
-    slow_state,
-)
+from benchctl.methods.m2r2.gates import LATENT, Interval
+from benchctl.methods.m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, slow_state
 from benchctl.registry import build
 
 WITH_BIASES = (*MODELS, ("llama_biases", 1))
@@ -172,9 +168,7 @@ def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) 
         method = prepared(_label(options), models.target)
         assert isinstance(method, M2R2)
         module, text = streams_of(method, models.target), answer(family, seed, prompt_tokens)
-        interval = next(
-            interval for interval in module.intervals if interval.gate == (method.exit or module.intervals[0].gate)
-        )
+        interval = next(part for part in module.intervals if part.gate == (method.exit or module.intervals[0].gate))
         says = guess(models.naive, module, method.source, interval.first, interval.gate)
         draft = beam_drafter(says, method.draft_tokens, method.width, method.confidence)
         got = _generate(method, models, prompt_of(prompt_tokens, seed))
@@ -341,3 +335,97 @@ def test_training_lowers_the_loss_and_the_trained_stream_drafts_better_than_the_
         assert list(found[0].token_ids) == answer("llama", 0, 6)
         steps[source] = sum(len(one.steps) for one in found)
     assert steps["accelerated"] < 0.8 * steps["slow"]
+
+
+RANK = 5
+aten = torch.ops.aten
+
+
+def operations_of(rows: float, *sizes: int) -> float:
+    """Operations of rows that pass matrices of these inner and outer sizes, one after the other."""
+    return rows * sum(2 * inner * outer for inner, outer in zip(sizes, sizes[1:], strict=False))
+
+
+class Cost:
+    """Operations of one row in the parts of a target, written down from the shapes of its weights."""
+
+    def __init__(self, info: TargetInfo, head_dim: int, kv_heads: int) -> None:
+        width, queries, inner = info.hidden_size, info.query_size, info.mlp_size
+        self.info, self.keys_values = info, operations_of(1, width, 2 * kv_heads * head_dim)
+        self.qkv = operations_of(1, width, queries) + self.keys_values
+        self.layer = (
+            self.qkv
+            + operations_of(1, queries, width)
+            + 2 * operations_of(1, width, inner)
+            + operations_of(1, inner, width)
+        )
+        self.head = operations_of(1, width, info.vocabulary)
+        around = ((width, queries), (queries, width), (width, 2 * inner), (inner, width))
+        self.adapter = sum(operations_of(1, inputs, RANK, outputs) for inputs, outputs in around)
+
+    def prefill(self, prompt_tokens: int) -> float:
+        return prompt_tokens * self.info.layers * self.layer + self.head
+
+    def speculative(self, generation: Generation, gate: int) -> float:
+        """Every row runs all layers and the head; one that proposes also runs those below the gate adapted, and the
+        head, and leaves the gate's layer keys and values before it waits there (queries come with that product)."""
+        rows = sum(step.rows for step in generation.steps)
+        proposing = sum(step.drafted for step in generation.steps)
+        slow = rows * (self.info.layers * self.layer + self.head) + proposing * self.qkv
+        return slow + proposing * (gate * (self.layer + self.adapter) + self.head)
+
+    def dynamic(self, depths: Iterable[int], parts: list[Interval], arla: bool, rate_map: bool) -> float:
+        """Both streams run up to the gate where the token leaves; above it only keys and values are made."""
+        total, layers = 0.0, self.info.layers
+        for depth in depths:
+            passed = [interval for interval in parts if interval.gate <= depth]
+            both = passed[-1].gate
+            total += both * (2 * self.layer + self.adapter)
+            asked = [operations_of(part.gate - part.first + 1, self.info.hidden_size, LATENT) for part in passed]
+            total += sum(asked) + self.head if arla else len(passed) * self.head
+            if depth == layers:
+                total += (layers - both) * self.layer + (0 if arla else self.head)
+            else:
+                mixed = operations_of(layers - depth, 2 + depth - passed[-1].first, self.info.hidden_size)
+                total += (layers - depth) * self.keys_values + rate_map * mixed
+        return total
+
+
+def _in_place(_there: Any, left: Any, right: Any, **_kwargs: Any) -> float:
+    """Of addmm_, which torch's counter does not know; it is given shapes."""
+    return operations_of(left[0], *right)
+
+
+def counted(label: str, prompt: list[int]) -> tuple[Generation, float]:
+    """A generation and the operations of its products of two matrices; those of the attention are batches of them."""
+    target = pair("llama").target
+    method = prepared(label, target)
+    with FlopCounterMode(display=False, custom_mapping={aten.addmm_: _in_place}) as counter:
+        generation = decode(method, target, DecodeRequest(prompt, NEW_TOKENS))
+    counts = counter.get_flop_counts()["Global"]
+    return generation, float(sum(counts.get(op, 0) for op in (aten.mm, aten.addmm, aten.addmm_)))
+
+
+def cost() -> Cost:
+    models = pair("llama")
+    return Cost(models.target.info, models.model.config.head_dim, models.model.config.num_key_value_heads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gate", "draft_tokens"), [(1, 4), (3, 2)])
+def test_a_draft_costs_the_layers_below_the_gate_and_no_more(gate: int, draft_tokens: int) -> None:
+    prompt = prompt_of(9)
+    generation, operations = counted(f"m2r2[gates={gate},draft_tokens={draft_tokens},rank={RANK}]", prompt)
+    assert operations == cost().prefill(len(prompt)) + cost().speculative(generation, gate)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize(("router", "kv_fill"), [("arla", "rate_map"), ("softmax_max", "copy_h")])
+def test_a_token_that_leaves_costs_both_streams_up_to_there(router: str, kv_fill: str, threshold: float) -> None:
+    prompt = prompt_of(9)
+    how = f"gates=1+3,router={router},kv_fill={kv_fill},threshold={threshold}"
+    generation, operations = counted(f"m2r2_dynamic[rank={RANK},{how}]", prompt)
+    parts, depths = [Interval(0, 1, LAYERS), Interval(1, 3, LAYERS)], generation.layers[1:]
+    assert (threshold == 0.5) == (len(set(depths)) > 1), "some leave, some stay"
+    expected = cost().dynamic(depths, parts, router == "arla", kv_fill == "rate_map")
+    assert operations == cost().prefill(len(prompt)) + expected

@@ -98,7 +98,7 @@ def test_each_list_holds_what_its_labels_claim() -> None:
 
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("label", EXACT)
-def test_exact_method_gives_the_target_s_own_tokens(
+def test_exact_methods_are_exact(
     label: str, family: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claims_exact(label, monkeypatch)
@@ -112,9 +112,7 @@ def test_exact_method_gives_the_target_s_own_tokens(
         *(pytest.param(label, "mistral_window", 4, marks=pytest.mark.slow) for label in FIRST),
     ],
 )
-def test_limits_stops_prompts_seeds_and_batches_change_nothing(
-    label: str, family: str, seed: int, tmp_path: Path
-) -> None:
+def test_limits_stops_prompts_seeds_batches_change_nothing(label: str, family: str, seed: int, tmp_path: Path) -> None:
     findings = {check: look(check, label, family, seed, tmp_path) for check in CONDUCT}
     assert [finding for finding in findings.values() if isinstance(finding, Deviation)] == []
     skipped = {check for check, finding in findings.items() if isinstance(finding, Skipped)}
@@ -153,9 +151,7 @@ def test_lossy_method_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(checks.sampled(MethodUnderTest(label, tmp_path), random_models("llama")), Deviation)
 
 
-def test_a_method_that_skips_layers_cannot_claim_the_target_s_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_skips_layers_cannot_claim_the_target_s_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     label = "early_exit[threshold=0,exits=1]"
     claims_exact(label, monkeypatch)
     with pytest.raises(UserError) as raised:
@@ -175,9 +171,7 @@ def padded(model: Any, logit: float) -> Target:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wider", ["draft", "target"])
-def test_heads_padded_to_different_widths_leave_the_distribution_alone(
-    wider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padded_heads_leave_the_distribution_alone(wider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trained target never says its padding; what a draft model says of its own must not matter."""
     few = random_models("llama", FEW_TOKENS)
     model, draft_model = few.naive.model, noisy_copy(few.naive.model)

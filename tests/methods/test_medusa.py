@@ -155,9 +155,7 @@ def test_no_tree_has_more_picks_than_there_are_tokens() -> None:
 
 
 @pytest.mark.parametrize(("delta", "path"), [(0.5, (0,)), (0.7, ())])
-def test_typical_acceptance_lowers_the_bar_by_delta_where_the_target_is_unsure(
-    delta: float, path: tuple[int, ...]
-) -> None:
+def test_typical_acceptance_lowers_the_bar_where_the_target_is_unsure(delta: float, path: tuple[int, ...]) -> None:
     """Of chances 0.2, 0.4 and 0.4: the bar is delta exp(-H) = 0.348 delta, whatever epsilon above it is."""
     sampling, target = Sampling(1.0), pair("llama").target
     context = Context(target, Stream(target, 8), [3], 1, 4, sampling, sampling.generator())
@@ -176,9 +174,7 @@ def test_a_path_is_right_where_all_its_picks_are() -> None:
     right: Counter[tuple[int, ...]] = Counter()
     places = 0
     for batch, text in ((batches[0], texts[0]), (batches[1], prompt_of(25, 1))):
-        first, second = (
-            head(batch.final[0]).argsort(-1, descending=True)[:, :10].tolist() for head in heads.children()
-        )
+        first, second = (one(batch.final[0]).argsort(-1, descending=True)[:, :10].tolist() for one in heads.children())
         for at in range(len(text) - 3):
             places += 1
             if text[at + 2] in first[at]:

@@ -156,15 +156,10 @@ def _without(name: str) -> Callable[[Weights], Weights]:
         (lambda weights: {**weights, "0.2.weight": torch.ones(2)}, "holds 0.2.weight, which is none of such heads"),
         (lambda weights: {f"blocks.{name}": weight for name, weight in weights.items()}, "lacks 0.0.linear.bias"),
         (lambda weights: {**weights, "1.0.linear.bias": torch.ones(3)}, r"1.0.linear.bias has shape \[3\], not \[32\]"),
-        (
-            lambda weights: {**weights, "2.1.weight": torch.ones(24, 3)},
-            r"2.1.weight has shape \[24, 3\], not \[24, 32\]",
-        ),
+        (lambda weights: {**weights, "2.1.weight": torch.ones(24, 3)}, r"2.1.weight has shape \[24, 3\], not \[24"),
     ],
 )
-def test_weights_that_are_no_heads_are_refused(
-    change: Callable[[Weights], Weights], message: str, tmp_path: Path
-) -> None:
+def test_weights_of_no_heads_are_refused(change: Callable[[Weights], Weights], message: str, tmp_path: Path) -> None:
     method = Medusa(modules=published(tmp_path, change(made(pair("llama").target, 3, 1))))
     with pytest.raises(UserError, match=message):
         method.prepare(pair("llama").target)

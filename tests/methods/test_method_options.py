@@ -51,6 +51,7 @@ HALF = (
         ("early_exit[decay=-1]", "decay is -1"),
         ("early_exit[decay=inf]", "decay"),
         ("early_exit[decay=4,threshold=1.5]", "threshold of 1"),
+        ("early_exit[exits=2,min_exit=4]", "min_exit 4"),
         ("early_exit[rank=8]", "head=trained"),
         ("early_exit[head=trained,rank=0]", "rank is 0"),
         ("early_exit[head=trained,alpha=-1]", "alpha is -1"),
@@ -163,9 +164,7 @@ def test_a_target_of_one_layer_has_no_exit_gate_or_routed_block() -> None:
         ("skip_decode[max_layers=2]", "skip_decode[min_layers=1]", "depths_not_trained", "min_layers=2"),
     ],
 )
-def test_modules_of_other_options_are_refused_and_the_error_names_theirs(
-    trained: str, asked: str, id: str, fact: str
-) -> None:
+def test_modules_of_other_options_are_refused_and_theirs_named(trained: str, asked: str, id: str, fact: str) -> None:
     """Also where no shape differs, and they would serve worse than they can without a word."""
     target, method = pair("llama").target, build(asked)
     assert isinstance(method, Trainable)
@@ -219,10 +218,7 @@ def test_the_loss_needs_no_value_of_its_tensors(label: str, family: str) -> None
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(
-    ("label", "family"),
-    [*product(HALF, ["olmoe", "gemma"]), ("m2r2_prefetch", "olmoe")],
-)
+@pytest.mark.parametrize(("label", "family"), [*product(HALF, ["olmoe", "gemma"]), ("m2r2_prefetch", "olmoe")])
 def test_methods_with_modules_decode_in_the_precision_of_a_gpu(label: str, family: str, device: str) -> None:
     """Gemma keeps gains in float32 and scales its embedding, OLMoE norms queries; both meet the modules' bfloat16."""
     target = Target(tiny_model(family, layers=LAYERS, dtype=torch.bfloat16).to(device), None)

@@ -110,15 +110,11 @@ def test_modules_of_another_target_are_not_packed(made: Path, pack: Path, tmp_pa
     (pack / "tiny-target" / "config.json").write_text("{}")
     told = refused("reference", "pack", "--model", made / "adapters", *words)
     assert "made for tiny-target, which is not in" in told
-    assert "needs --description and --data" in refused(
-        "reference", "pack", "--model", made, "--role", "draft", *words[2:]
-    )
+    assert "needs --description and" in refused("reference", "pack", "--model", made, "--role", "draft", *words[2:])
 
 
 @pytest.mark.slow
-def test_embedded_modules_for_other_options_leave_a_method_out_of_all(
-    made_moe: Path, pack_moe: Path, tmp_path: Path
-) -> None:
+def test_modules_for_other_options_leave_a_method_out_of_all(made_moe: Path, pack_moe: Path, tmp_path: Path) -> None:
     """`run --method all` on a mixture of experts failed: m2r2 found modules there, but those of m2r2_prefetch."""
     model = ("--model", "tiny-moe", "--source", "embedded")
     done(*_run(made_moe, tmp_path / "all.jsonl", "all"), *model)

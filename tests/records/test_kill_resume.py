@@ -105,9 +105,7 @@ def check_after_a_kill(process: ForkedRun, kind: Kind, out: Path, before: list[b
     assert process.done <= len(lines) - 1 <= max(process.done, len(before) - 1) + kind.plan.batch_size
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_if_never_killed(
-    server: RunServer, kind: Kind, tmp_path: Path
-) -> None:
+def test_a_run_that_is_killed_repeatedly_ends_as_if_never_killed(server: RunServer, kind: Kind, tmp_path: Path) -> None:
     """Kills fall anywhere: before the first line, in and between generations."""
     chance, kills, files = random.Random(2), 0, 0
     while kills < KILLS:
@@ -179,9 +177,7 @@ def test_a_file_system_that_became_read_only_is_named_and_the_file_left_as_it_is
     assert out.read_bytes() == torn
 
 
-def test_a_second_run_on_the_same_file_is_refused_and_harms_nothing(
-    server: RunServer, plain: Kind, tmp_path: Path
-) -> None:
+def test_a_second_run_on_a_file_is_refused_and_harms_nothing(server: RunServer, plain: Kind, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     first = server.start(plain.to(out))
     while len(lines_of(out)) < 3 and first.is_running:

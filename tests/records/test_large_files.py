@@ -42,9 +42,7 @@ def test_what_is_streamed_has_the_same_figures_as_what_is_held(path: Path) -> No
     assert {method.label for method in streamed.methods} == {BASELINE, DRAFTING}
 
 
-def test_a_file_is_gone_through_once_however_many_modes_and_figures_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_once_however_many_modes_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of three modes took three times as long as one of as many rows."""
     parsed: list[bytes] = []
 

@@ -14,15 +14,7 @@ from refusals import refused
 from benchctl.cli import main
 from benchctl.errors import InvalidData
 from benchctl.records.schema import to_line
-from benchctl.records.scores import (
-    Score,
-    ScoreWriter,
-    is_scores,
-    once,
-    read_scores,
-    scores_path,
-    text_sha256,
-)
+from benchctl.records.scores import Score, ScoreWriter, is_scores, once, read_scores, scores_path, text_sha256
 
 PAIR = Score(
     suite="koala",

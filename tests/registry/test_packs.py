@@ -51,9 +51,7 @@ def test_names_folders_and_hub_ids_are_resolved(pack: Path, tmp_path: Path) -> N
     assert (bundled.default_target().name, bundled.default_target().draft) == ("big", "small")
 
 
-def test_a_folder_with_an_embedded_name_is_neither_taken_nor_passed_over(
-    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_with_an_embedded_name_is_refused(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft model was trained for an hour on the answers of the embedded model of that name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "big").mkdir()

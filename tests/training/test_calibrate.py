@@ -1,17 +1,27 @@
-"""Calibration keeps its promise: on simulated risks that are known, and on a target whose answers can be recounted."""
+"""Calibration keeps its promise on simulated risks; `benchctl train METHOD --calibrate` keeps it on a target."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from safetensors.torch import load_file, save_file
 from scipy.stats import binom
+from tiny import tiny_folder
 
-from benchctl.training.modules.calibrate import Calibration, Risk, disagreement, learn_then_test, p_value
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.model.target import Target
+from benchctl.registry import build
+from benchctl.training.data.chats import ChatFormat, Message
+from benchctl.training.modules.calibrate import THRESHOLDS, Calibration, Risk, disagreement, learn_then_test, p_value
 
 PROMISED = Risk(0.2, 0.1)
-PROMPTS = 80
+SIMULATED = 80
 REPEATS = 1500
 # Three standard deviations of a share of REPEATS that is epsilon.
 ALLOWED = PROMISED.epsilon + 3 * (PROMISED.epsilon * (1 - PROMISED.epsilon) / REPEATS) ** 0.5
@@ -21,11 +31,11 @@ ALL_ABOVE = {0.99 - number / 100: 0.205 for number in range(20)}
 FALLING = {0.9: 0.3, 0.8: 0.21, 0.7: 0.21, 0.6: 0.21, 0.5: 0.1}
 
 
-def _losses(risk: float, chance: random.Random, kind: str) -> list[float]:
+def _simulated(risk: float, chance: random.Random, kind: str) -> list[float]:
     """Losses with this mean: all or nothing, or in between."""
     if kind == "coins":
-        return [float(chance.random() < risk) for _ in range(PROMPTS)]
-    return [min(1.0, chance.betavariate(risk, 1 - risk)) for _ in range(PROMPTS)]
+        return [float(chance.random() < risk) for _ in range(SIMULATED)]
+    return [min(1.0, chance.betavariate(risk, 1 - risk)) for _ in range(SIMULATED)]
 
 
 def _ours(losses: dict[float, list[float]]) -> float | None:
@@ -39,7 +49,7 @@ def _ours(losses: dict[float, list[float]]) -> float | None:
 def test_no_more_than_epsilon_of_calibrations_break_the_promise(risks: dict[float, float], kind: str) -> None:
     chance, wrong = random.Random(0), 0
     for _ in range(REPEATS):
-        chosen = _ours({threshold: _losses(risk, chance, kind) for threshold, risk in risks.items()})
+        chosen = _ours({threshold: _simulated(risk, chance, kind) for threshold, risk in risks.items()})
         wrong += chosen is not None and risks[chosen] > PROMISED.delta
     assert wrong / REPEATS <= ALLOWED
 
@@ -49,7 +59,7 @@ def test_calibration_finds_a_threshold_where_there_is_one() -> None:
     lows = []
     chance = random.Random(1)
     for _ in range(200):
-        lows.append(_ours({at: _losses(risk, chance, "coins") for at, risk in RISING.items()}))
+        lows.append(_ours({at: _simulated(risk, chance, "coins") for at, risk in RISING.items()}))
     assert sum(low is not None for low in lows) >= 198
     assert sum(low is not None and low <= 0.8 for low in lows) > 100
 
@@ -94,3 +104,111 @@ def test_testing_stops_at_the_first_threshold_that_is_not_shown_to_be_safe() -> 
 def test_promises_that_cannot_be_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Risk.read(text)
+
+
+PROMPTS = [f"What is {a} and {b}?" for a in ("red", "green", "blue") for b in ("dog", "cat", "bird", "fish")]
+TOKENS = 6
+HOW = ("--answer-tokens", TOKENS, "--dtype", "float32", "--threads", 1, "--calibrate-prompts", 12)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target of random weights, text to learn from, and a dozen prompts held out."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    tiny_folder(folder / "target")
+    write_data(folder / "data")
+    lines = [json.dumps({"source": "unit", "instruction": text, "output": "Yes."}) for text in PROMPTS]
+    (folder / "data" / "val.jsonl").write_text("\n".join(lines))
+    done("train", "deed[exits=1]", *_words(folder), "--out", folder / "deed", "--steps", 2, *BATCHES, *COMMON)
+    return folder
+
+
+def _words(folder: Path) -> tuple[object, ...]:
+    return "--model", folder / "target", "--data", folder / "data"
+
+
+def _calibrated(folder: Path, out: Path, label: str, promised: str) -> tuple[str, dict[str, Any]]:
+    told = done("train", label, *_words(folder), "--out", out, "--calibrate", promised, *HOW)
+    return told, json.loads((out / "calibration.json").read_text())
+
+
+def _losses(folder: Path, label: str) -> list[float]:
+    """Counted here: the share of an answer from the first token on that is not the target's."""
+    target = Target.load(folder / "target")
+    heads = ChatFormat.load(folder / "target").heads([(Message("user", text),) for text in PROMPTS])
+    losses = []
+    for head in heads:
+        texts = []
+        for method in (build("autoregressive"), build(label)):
+            method.prepare(target)
+            texts.append(decode(method, target, DecodeRequest(head.tolist(), TOKENS)).token_ids)
+        agreed = 0
+        while agreed < min(map(len, texts)) and texts[0][agreed] == texts[1][agreed]:
+            agreed += 1
+        losses.append(1 - agreed / max(map(len, texts)))
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["early_exit[exits=1+2,confidence=state_cosine]", "deed[modules={folder}/deed]"])
+def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path: Path) -> None:
+    """Recounted at the threshold chosen and at the one where testing stopped; those between are the grid's."""
+    label = label.format(folder=made)
+    told, found = _calibrated(made, tmp_path / "out", label, "0.75,0.3")
+    tested = found["tested"]
+    assert [entry["threshold"] for entry in tested] == list(THRESHOLDS[: len(tested)])
+    for entry in (tested[0], tested[-1]):
+        losses = _losses(made, f"{label[:-1]},threshold={entry['threshold']}]")
+        assert entry["risk"] == pytest.approx(sum(losses) / len(PROMPTS))
+        assert entry["p_value"] == pytest.approx(p_value(losses, 0.75))
+    safe = [entry["threshold"] for entry in tested if entry["p_value"] <= 0.3]
+    assert found["threshold"] == safe[-1]
+    assert f"{label[:-1]},threshold={safe[-1]:g}]' --max-new-tokens {TOKENS}\n" in told
+    assert f"threshold {tested[0]['threshold']}: risk {tested[0]['risk']:.4f} over 12 prompts" in told
+
+
+@pytest.mark.slow
+def test_it_says_for_what_it_was_found_and_where_nothing_lies(made: Path, tmp_path: Path) -> None:
+    _, found = _calibrated(made, tmp_path / "out", f"deed[modules={made}/deed]", "0.9,0.4")
+    assert found["method"] == "deed[modules=deed]"
+    assert found["target"]["weights_sha256"] == Target.load(made / "target").weights_sha256
+    assert len(found["modules_sha256"]) == 64
+    assert found["promised"] == {"delta": 0.9, "epsilon": 0.4}
+    assert (found["prompts"], found["answer_tokens"]) == (12, TOKENS)
+    assert str(made) not in json.dumps(found)
+    words = (f"deed[modules={made}/deed]", *_words(made), "--out", tmp_path / "out")
+    assert "calibration.json of an earlier calibration" in refused("train", *words, "--calibrate", "0.9,0.4")
+
+
+def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> None:
+    """A classifier that is always sure leaves at the first exit whatever the threshold is."""
+    label, folder = "early_exit[exits=1,confidence=classifier]", tmp_path / "classifier"
+    done("train", label, *_words(made), "--out", folder, "--steps", 1, *BATCHES, *COMMON)
+    weights = load_file(folder / "modules.safetensors")
+    weights["classifier.1.bias"] += 1000.0
+    save_file(weights, folder / "modules.safetensors")
+    words = (*_words(made), "--out", tmp_path / "out", "--calibrate", "0.2,0.1", *HOW)
+    told = refused("train", f"{label[:-1]},modules={folder}]", *words)
+    assert "not even threshold 0.999 was shown to keep the risk below 0.2" in told
+    assert json.loads((tmp_path / "out" / "calibration.json").read_text())["threshold"] is None
+
+
+@pytest.mark.parametrize(
+    ("label", "arguments", "complaint"),
+    [
+        ("early_exit", ("--calibrate", "0.1"), "two numbers, delta and epsilon"),
+        ("early_exit", ("--calibrate", "0.1,0.05", "--steps", "3"), "--steps"),
+        ("early_exit[threshold=0.5]", ("--calibrate", "0.5,0.5"), "leave out threshold"),
+        ("early_exit[mode=draft]", ("--calibrate", "0.5,0.5"), "calibrate a lossy mode"),
+        ("medusa", ("--calibrate", "0.5,0.5"), "medusa has no threshold to calibrate"),
+        ("mixture_of_depths", ("--calibrate", "0.5,0.5"), "a higher threshold of mixture_of_depths is not a safer one"),
+        ("early_exit", ("--calibrate", "0.1,0.05", "--calibrate-prompts", "9"), "9 prompts can never show a risk"),
+        ("early_exit", ("--calibrate", "0.1,0.05", "--answer-tokens", "6"), "12 held-out prompts with room for 6"),
+        ("early_exit[exits=7]", ("--calibrate", "0.9,0.5"), "exit 7 is not below the target's 3 layers"),
+        ("deed", ("--calibrate", "0.9,0.4"), "deed cannot run: no trained modules"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused_before_weights_are_loaded(
+    label: str, arguments: tuple[str, ...], complaint: str, made: Path, tmp_path: Path, no_weights: None
+) -> None:
+    assert complaint in refused("train", label, *_words(made), "--out", tmp_path / "out", *arguments)

@@ -106,9 +106,7 @@ def test_the_hash_tells_other_weights_and_other_facts(target: Target, folder: st
     assert len({before, weights, modules_sha256(folder)}) == 3
 
 
-def test_a_folder_whose_writing_was_interrupted_holds_no_modules(
-    target: Target, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_folder_holds_no_modules(target: Target, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The facts of before must not stand beside the weights of after."""
 
     def full(*_: Any) -> None:

@@ -97,9 +97,7 @@ def test_a_long_chat_has_a_head_and_an_answer_for_every_turn(chat: ChatFormat, t
     ]
 
 
-def test_a_format_from_memory_is_the_one_of_the_saved_folder(
-    tokenizer: Tokenizer, chat: ChatFormat, tmp_path: Path, embedded: Path
-) -> None:
+def test_a_format_is_that_of_its_folder(tokenizer: Tokenizer, chat: ChatFormat, tmp_path: Path, embedded: Path) -> None:
     save_tokenizer(tokenizer, tmp_path, positions=64)
     (tmp_path / "config.json").write_bytes((embedded / "config.json").read_bytes())
     loaded = ChatFormat.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, whatever the disk does; resuming is exact, or refused with the reason."""
+"""Checkpoints: whole or not at all, whatever the disk does; resuming is exact, also after SIGKILL, or refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,21 +37,10 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    assert load_checkpoint(tmp_path) is None
-    for step in (1, 2, 3):
-        save_checkpoint(tmp_path, state(step))
-    assert names(tmp_path) == ["step-0000002", "step-0000003"]
-    found = loaded(tmp_path)
-    assert (found.position, found.weights["w"].tolist()) == (Position(3), [3.0, 3.0])
-    assert found.fingerprint == {"seed": "0"}
-
-
 @pytest.mark.parametrize(
-    "broken",
-    ["save_file", "torch.save", "Path.mkdir", "Path.write_text", "os.fsync", "Path.rename", "shutil.rmtree"],
+    "broken", ["save_file", "torch.save", "Path.mkdir", "Path.write_text", "os.fsync", "Path.rename", "shutil.rmtree"]
 )
-def test_a_full_disk_at_any_moment_leaves_the_last_good_checkpoint(
+def test_a_full_disk_leaves_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """Removing the oldest one is the last moment: then the new one is already there."""
@@ -86,9 +78,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("weights", "moments"), [(100_000, 2), (2, 100_000)], ids=["weights", "optimizer"])
-def test_a_write_that_the_system_refuses_half_way_leaves_nothing_behind(
-    tmp_path: Path, weights: int, moments: int
-) -> None:
+def test_a_write_that_is_refused_half_way_leaves_nothing_behind(tmp_path: Path, weights: int, moments: int) -> None:
     """The libraries that write raise exceptions of their own, none of them OSError."""
     save_checkpoint(tmp_path, state(1))
     large = replace(state(2, weights), optimizer={"0": {"moments": torch.ones(moments)}})
@@ -98,9 +88,7 @@ def test_a_write_that_the_system_refuses_half_way_leaves_nothing_behind(
     assert loaded(tmp_path).position.step == 1
 
 
-def test_a_full_disk_before_the_first_checkpoint_says_that_nothing_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_before_the_first_checkpoint_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "save", full_disk)
     with pytest.raises(UserError, match="nothing is saved yet"):
         save_checkpoint(tmp_path, state(1))
@@ -172,3 +160,45 @@ def test_only_trained_parameters_are_saved(tmp_path: Path) -> None:
 def test_weights_of_another_shape_are_refused() -> None:
     with pytest.raises(UserError, match="another shape"):
         load_weights(nn.Linear(2, 2), {"weight": torch.ones(3, 2), "bias": torch.ones(2)})
+
+
+WORKER = Path(__file__).parents[1] / "helpers" / "tiny_training.py"
+TIMEOUT_S = 120
+SIGKILLED = -9
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """The tiny run in a process of its own."""
+    command = [sys.executable, str(WORKER), str(folder), "--steps", "12", *options]
+    return subprocess.Popen(command)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ends_like_one_that_is_not(tmp_path: Path) -> None:
+    """SIGKILL, once wherever it is and once between two files of a checkpoint; Muon and AdamW, stages, accumulation."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    tiny_trainer(whole, tiny_settings()).train()
+
+    process = start(killed, "--slow", "0.05")
+    wait_for(killed / "step-0000003", process)
+    process.kill()
+    assert process.wait(TIMEOUT_S) == SIGKILLED
+    reached = loaded(killed).position.step
+    assert 3 <= reached < 12
+
+    process = start(killed, "--resume", "--die-in-save", "2")
+    assert process.wait(TIMEOUT_S) == SIGKILLED
+    assert loaded(killed).position.step == reached + 1
+    assert ".partial-" in "".join(names(killed))
+
+    trainer = tiny_trainer(killed, tiny_settings())
+    assert trainer.resume()
+    trainer.train()
+    assert names(killed) == ["log.jsonl", f"step-{reached + 1:07d}", "step-0000012"]
+    assert_same(whole, killed)
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not path.exists() and process.poll() is None and time.monotonic() < deadline_s:
+        time.sleep(0.002)

@@ -141,9 +141,7 @@ def test_a_folder_is_its_json_lines_files_with_their_hashes_or_else_its_texts(tm
     ("file", "complaint"),
     [("val.jsonl", "give files to train on"), ("few.jsonl", "3 records are too few .* give 500 or more")],
 )
-def test_data_that_are_all_held_out_or_too_few_to_hold_out_any_are_refused(
-    file: str, complaint: str, tmp_path: Path
-) -> None:
+def test_data_all_held_out_or_too_few_to_hold_out_any_are_refused(file: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=complaint):
         read_corpus([str(write_chats(tmp_path / file, range(3)))])
 
@@ -258,7 +256,7 @@ def test_a_split_is_held_out_by_a_whole_word_of_its_name(use: Callable[..., Fake
         ({}, False, "the hub cannot be reached, and its cache does not hold .* save_to_disk"),
     ],
 )
-def test_a_data_set_that_cannot_be_read_is_an_error(
+def test_an_unreadable_data_set_fails(
     use: Callable[..., FakeLibrary], found: Any, reachable: bool, complaint: str
 ) -> None:
     library = use(found, reachable)
@@ -267,9 +265,7 @@ def test_a_data_set_that_cannot_be_read_is_an_error(
     assert bool(library.told) is reachable
 
 
-def test_without_the_library_a_data_set_is_an_error_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_the_library_an_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "dataset_info.json").write_text("{}")
     for wanted in ("owner/chats", str(tmp_path)):

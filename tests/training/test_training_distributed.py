@@ -98,11 +98,7 @@ def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pyt
     ("environment", "device", "message"),
     [
         ({"RANK": "0"}, "cpu", "'WORLD_SIZE'.*torchrun"),
-        (
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-            "cuda",
-            "process 1 needs a GPU of its own and there are 1",
-        ),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "cuda", "process 1 needs a GPU of its own"),
     ],
 )
 def test_half_an_environment_is_refused_and_processes_without_a_gpu_of_their_own(

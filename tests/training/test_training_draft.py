@@ -64,9 +64,7 @@ def test_acceptance_is_that_of_drafting_step_by_step() -> None:
     """A draft model of other weights, which says some of the target's tokens: both decode one token after the other."""
     target = tiny_model("llama", dtype=torch.float64)
     draft = build_from_target(target, [0, 2]).double().eval()  # type: ignore[no-untyped-call]
-    documents = [
-        Document("own", (Turn(ids(prompt), ids(said(target, prompt, 24))),)) for prompt in ((1, 5), (1, 40, 7))
-    ]
+    documents = [Document("own", (Turn(ids(ask), ids(said(target, ask, 24))),)) for ask in ((1, 5), (1, 40, 7))]
     accepted_tokens = drafted_tokens = 0
     for turn in (document.turns[0] for document in documents):
         text, place = [*turn.head.tolist(), *turn.answer.tolist()], len(turn.head) + 1  # the prefill gives the first
@@ -146,7 +144,7 @@ def test_answers_survive_a_run_that_ended_early(trained: Path, tmp_path: Path, m
         (("--minutes", 1), "with one of --minutes, --steps and --epochs"),
     ],
 )
-def test_a_start_that_the_target_does_not_allow_is_refused(
+def test_a_start_that_is_not_allowed_is_refused(
     trained: Path, tmp_path: Path, arguments: tuple[object, ...], complaint: str
 ) -> None:
     assert complaint in refused(*words(trained), "--out", tmp_path / "out", "--steps", 1, *arguments)

@@ -1,9 +1,10 @@
-"""Training for a target with an encoder: what its batches hold, what it answers itself, and what cannot be trained."""
+"""Training for a target with an encoder: its batches, its own answers, what is refused, and DEED in its own setting."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,14 @@ import torch
 from fixtures_training import BATCHES, CHATS, COLORS, COMMON, done, refused, write_data
 from plain_t5 import LAYERS, START, PlainT5, Weights, spoken, tiny_t5
 from safetensors.torch import load_file
-from tiny_encoder import random_folder
+from tiny_encoder import END, letters, random_folder, reversing_folder, write_reversals
 from untrained import facts_of, untrained
 
-from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.trainable import Trainable, save_modules
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.prompts.fit import messages
 from benchctl.registry import build
 from benchctl.training.data.chats import Message, Record
 from benchctl.training.data.packing import FULL, Batch, Document, Turn, batch_of, cut_pieces, fill_rows
@@ -30,10 +30,7 @@ from benchctl.training.modules.own_text import Answering, answer, prompt_room
 
 CPU = torch.device("cpu")
 # Prompt and answer of each document; the first row holds two of them.
-ROWS = (
-    ([7, 3, 19, 3, 11, 8, 2, 19, 1], [6, 9, 9, 14, 1], [4], [12, 8, 1]),
-    ([20, 6, 1], [*range(2, 22), 5, 1]),
-)
+ROWS = (([7, 3, 19, 3, 11, 8, 2, 19, 1], [6, 9, 9, 14, 1], [4], [12, 8, 1]), ([20, 6, 1], [*range(2, 22), 5, 1]))
 ROW_TOKENS = 24
 
 
@@ -77,7 +74,7 @@ def test_each_answer_is_placed_apart_from_its_prompt() -> None:
 
 @pytest.mark.parametrize("at_once", [16384, 20])
 @pytest.mark.parametrize(("kind", "tied"), [("relu", True), ("gated-gelu", False)])
-def test_states_are_those_of_each_prompt_and_answer_alone(
+def test_states_are_those_of_each_pair_alone(
     kind: str, tied: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, as transformers gives them and as decoding computes them, however many prompts are read at once."""
@@ -137,7 +134,7 @@ def test_prompts_are_those_of_decoding_at_every_turn(chat: bool, tmp_path: Path)
     (text, document) = chat_of(files).tokenize([Record.plain("unit", "Once."), record])
     assert not text.turns and len(document.turns) == 2
     for number, turn in enumerate(document.turns):
-        history = messages(Prompt("1", "unit", asked), said[:number])
+        history = talk(asked[: number + 1], said[:number])
         assert turn.head.tolist() == files.tokenizer.encode_chat(history)
         assert files.tokenizer.decode_text(turn.answer.tolist()) == said[number]
         assert turn.answer[-1] == 2 and len(turn.answer) > 1
@@ -183,9 +180,7 @@ def not_trained(folder: Path, out: Path, label: str, data: Path | None = None) -
     ],
     ids=lambda words: words[1],
 )
-def test_what_knows_no_encoders_is_refused_before_weights_are_read(
-    words: tuple[object, ...], weightless: Path, tmp_path: Path
-) -> None:
+def test_what_knows_no_encoders_is_refused_early(words: tuple[object, ...], weightless: Path, tmp_path: Path) -> None:
     model = "--init-from" if words[1] == "target" else "--model"
     files = (model, weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out")
     told = refused(*words, *files, "--steps", 1, *COMMON)
@@ -200,16 +195,12 @@ def test_what_knows_no_encoders_is_refused_before_weights_are_read(
         ("deed[exits=2+4]", "exit 4 is not below the target's 4 layers"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_before_weights_are_read(
-    label: str, problem: str, weightless: Path, tmp_path: Path
-) -> None:
+def test_options_that_do_not_fit_are_refused_early(label: str, problem: str, weightless: Path, tmp_path: Path) -> None:
     """They were refused after the weights had been read, and by then prompts may have been answered."""
     assert f"{label} cannot run on t5: {problem}" in not_trained(weightless, tmp_path, label)
 
 
-def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_before_weights_are_read(
-    weightless: Path, tmp_path: Path
-) -> None:
+def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_early(weightless: Path, tmp_path: Path) -> None:
     label = "early_exit[confidence=classifier,exits=1,head=trained]"
     method, other = build(label), Target(tiny_t5(vocabulary=320, num_decoder_layers=3), None)
     assert isinstance(method, Trainable)
@@ -269,7 +260,7 @@ def shares_of_exit(layer: int, modules: Weights, pairs: list[dict[str, list[int]
 
 
 @pytest.mark.parametrize(("row_tokens", "advised"), [(16, True), (24, False)])
-def test_longer_rows_are_advised_only_where_the_context_has_room_for_them(
+def test_longer_rows_are_advised_only_where_the_context_has_room(
     row_tokens: int, advised: bool, tmp_path: Path
 ) -> None:
     random_folder(tmp_path / "t5", n_positions=24)
@@ -299,3 +290,58 @@ def test_a_method_that_asks_for_layers_of_such_a_target_batch_is_told_why_there_
     target_batch = batch_maker(tiny_t5(), CPU)(batch())
     with pytest.raises(UserError, match="leave supports_encoder_decoder False"):
         target_batch.layer(0)
+
+
+PROMPTS = [[*text, END] for text in letters(24, seed=3)]  # none of those that anything learnt from
+EXITS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Places: of the target, of modules that were trained for it, and of modules as training finds them."""
+
+    target: Path
+    trained: Path
+    bare: Path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder = tmp_path_factory.mktemp("reversing")
+    places = Made(reversing_folder(folder / "t5"), folder / "trained", folder / "bare")
+    write_reversals(folder / "data", train=600, held_out=40)
+    words = ("--model", places.target, "--data", folder / "data", "--out", places.trained, "--steps", 100)
+    rows = ("--row-tokens", 64, "--micro-rows", 4, "--batch-tokens", 256, "--rate", 2e-2)
+    done("train", "deed", *words, *rows, *COMMON)
+    target, method = Target.load(places.target), build("deed")
+    assert isinstance(method, Trainable)
+    module = method.build(target.info, target.lm_head.weight)
+    save_modules(places.bare, module, facts_of("deed", method, target))
+    return places
+
+
+def answers(label: str, target: Target) -> list[Generation]:
+    method = build(label)
+    method.prepare(target)
+    return [decode(method, target, DecodeRequest(prompt, 12)) for prompt in PROMPTS]
+
+
+@pytest.mark.slow
+def test_the_target_turns_letters_round(made: Made) -> None:
+    """Else what follows would be about noise."""
+    said = [list(generation.token_ids) for generation in answers("autoregressive", Target.load(made.target))]
+    right = sum(tokens == [*reversed(prompt[:-1]), END] for tokens, prompt in zip(said, PROMPTS, strict=True))
+    assert right >= 0.8 * len(PROMPTS)
+
+
+@pytest.mark.slow
+def test_trained_exits_leave_earlier_and_say_more_of_what_the_target_says(made: Made) -> None:
+    target = Target.load(made.target)
+    whole = answers("autoregressive", target)
+    layers, agreed = dict[str, float](), dict[str, float]()
+    for name, folder in (("trained", made.trained), ("bare", made.bare)):
+        left = answers(f"deed[mode=exit,threshold=0.8,modules={folder}]", target)
+        layers[name] = sum(sum(one.layers) for one in left) / sum(len(one.layers) for one in left)
+        agreed[name] = sum(one.token_ids == other.token_ids for one, other in zip(left, whole, strict=True))
+    assert layers["trained"] < layers["bare"] - 0.15
+    assert agreed["trained"] >= 0.8 * len(PROMPTS)

@@ -61,9 +61,7 @@ def test_classifiers_are_trained_on_top_of_exits_that_stay_as_they_were(made: Pa
 
 
 def test_exits_without_classifiers_say_how_to_train_them(made: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"holds no classifier; train one on top of it with: benchctl train 'early_exit"
-    ):
+    with pytest.raises(UserError, match=r"holds no classifier; train one on top of it with: benchctl train"):
         _prepare(made, f"early_exit[head=trained,confidence=classifier,modules={made / 'exits'}]")
     words = ("--model", made / "target", "--data", made / "data", "--out", made / "none", "--steps", 1)
     told = refused("train", "early_exit[head=trained,confidence=classifier]", *words, *BATCHES, *COMMON)
@@ -90,10 +88,7 @@ def test_a_target_whose_exits_learnt_is_another_one(made: Path) -> None:
 
 @pytest.mark.parametrize(
     ("exits", "complaint"),
-    [
-        ("1+x", "--exits is '1+x'; join layer numbers by +"),
-        ("3", "--exits 3: exit 3 is not below the model's 3 layers"),
-    ],
+    [("1+x", "--exits is '1+x'; join layer numbers by +"), ("3", "--exits 3: exit 3 is not below the model's 3")],
 )
 def test_exits_that_a_target_cannot_have_are_refused(exits: str, complaint: str, made: Path, tmp_path: Path) -> None:
     words = ("--init-from", made / "target", "--data", made / "data", "--out", tmp_path / "x", "--steps", 1)

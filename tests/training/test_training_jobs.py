@@ -1,11 +1,13 @@
-"""Training a target through the command line: what it leaves behind, and how it goes on."""
+"""Training a target through the command line: what it writes, how it goes on, and where bfloat16 is used."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import platform
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,10 @@ from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 from benchctl.training import jobs
 from benchctl.training.data.packing import PackedCorpus, Piece, constant
-from benchctl.training.jobs import export_checkpoint, steps_of
+from benchctl.training.jobs import export_checkpoint, steps_of, target_dtype
 from benchctl.training.optim import Stage
-from benchctl.training.trainer import Data
+from benchctl.training.train_options import TrainOptions
+from benchctl.training.trainer import Data, bf16_helps
 from reference import pack as pack_module
 from reference.pack import PackEntry, add_to_pack, replacing
 
@@ -43,9 +46,7 @@ def test_the_finished_target_is_a_folder_for_transformers_and_for_decoding(targe
     assert Target.load(target).stop_ids == {5}
 
 
-def test_the_record_has_settings_measures_data_and_code_and_the_card_how_to_repeat_it_but_not_where(
-    target: Path,
-) -> None:
+def test_the_record_has_settings_measures_data_and_code_and_the_card_the_command_but_no_place(target: Path) -> None:
     training = json.loads((target / "training.json").read_text())
     assert training["settings"]["budget"] == {"steps": 3, "seconds": None}
     assert set(training["outcome"]["held_out"]) == {"instruct", "text"}
@@ -114,7 +115,7 @@ def test_an_unfinished_run_can_be_exported(target: Path, tmp_path: Path) -> None
         export_checkpoint(tmp_path, tmp_path / "none", print)
 
 
-def test_an_export_overwrites_nothing_and_leaves_nothing_half_done(
+def test_an_export_is_whole_and_overwrites_nothing(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
@@ -151,9 +152,7 @@ def test_a_model_goes_into_the_pack_and_replaces_its_earlier_self(target: Path, 
     assert packed.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_pack_stays_as_it_was_when_a_model_cannot_be_packed(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_packing_leaves_the_pack_as_is(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that lay in the pack lost its modules and then failed; a full disk left half a model behind."""
     pack, words = tmp_path / "pack", ("--role", "target", "--description", "A", "--data", "B")
     done("reference", "pack", "--model", target, *words, "--pack", pack)
@@ -223,3 +222,50 @@ def test_sizes_beside_a_model_that_has_its_own_are_refused(data: Path, target: P
     assert "leave out --layers" in refused(*words, "--layers", 4)
     assert "leave out --vocabulary" in refused(*words, "--vocabulary", 400)
     assert not (tmp_path / "x").exists()
+
+
+OPTIONS = TrainOptions(data=(), out=Path(), device="cuda")
+
+
+def cpu(monkeypatch: pytest.MonkeyPatch, machine: str = "x86_64", avx512: bool = False, amx: bool = False) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
+    """One that emulates bfloat16 in any case."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or has_bf16
+    )
+
+
+def test_a_cpu_helps_that_has_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for avx512, amx in ((False, False), (True, False), (False, True)):
+        cpu(monkeypatch, avx512=avx512, amx=amx)
+        assert bf16_helps("cpu") is (avx512 or amx)
+    cpu(monkeypatch, machine="aarch64", avx512=True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not bf16_helps("cpu")
+
+
+def test_a_gpu_that_emulates_it_gets_float32_unless_bfloat16_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_bf16, kept in ((True, "bfloat16"), (False, "float32")):
+        gpu(monkeypatch, has_bf16)
+        assert (bf16_helps("cuda:0"), target_dtype(OPTIONS)) == (has_bf16, kept)
+    assert target_dtype(TrainOptions(data=(), out=Path(), device="cuda", dtype="bfloat16")) == "bfloat16"
+
+
+@pytest.mark.slow
+def test_a_run_falls_back_to_float32_and_records_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    words = ("reference", "target", "--data", data, "--steps", 1, *SHAPE, "--mlp", 64, "--vocabulary", 300, *COMMON)
+    words += ("--batch-tokens", 2048, "--dtype")
+    cpu(monkeypatch)
+    notice = "no bfloat16 products: training in float32; --dtype bfloat16 insists"
+    for asked, told, bf16 in (("auto", True, False), ("bfloat16", False, True)):
+        out = tmp_path / asked
+        assert (notice in done(*words, asked, "--out", out)) is told
+        assert json.loads((out / "training.json").read_text())["settings"]["bf16"] is bf16
+        assert ("bfloat16 autocast" in (out / "README.md").read_text()) is bf16

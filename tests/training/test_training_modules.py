@@ -85,9 +85,7 @@ def test_target_batches_carry_no_gradient_but_norm_and_head_pass_it_on(batch: Ba
     assert not model.model.layers[0]._forward_hooks
 
 
-def test_a_yardstick_that_no_folder_could_hold_is_refused_when_it_is_first_measured(
-    batch: Batch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_impossible_yardstick_is_refused_when_first_measured(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules whose method measured more than shares could not be read after hours of training."""
     model, method = tiny_model("llama"), build("medusa[heads=2]")
     assert isinstance(method, Trainable)

@@ -67,9 +67,7 @@ def test_sampled_answers_depend_on_the_seed_alone() -> None:
     assert first != answer(model, [[1, 5], [1, 7]], frozenset(), replace(how, seed=4))
 
 
-def test_what_was_answered_is_not_answered_again(
-    target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_prompt_is_answered_twice(target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run was killed while its last line was being written: only that prompt, and a new one, are answered."""
     text = own(target, tmp_path)
     first = answers(text, PROMPTS[:3])
@@ -88,9 +86,7 @@ def test_what_was_answered_is_not_answered_again(
     assert len([json.loads(line) for line in text.path.read_text().splitlines()]) == 4
 
 
-def test_sampled_answers_after_a_kill_are_those_of_a_run_that_nobody_killed(
-    target: FrozenTarget, tmp_path: Path
-) -> None:
+def test_sampled_answers_after_a_kill_are_those_of_a_run_without_a_kill(target: FrozenTarget, tmp_path: Path) -> None:
     how = Answering(new_tokens=8, temperature=1.5, rows=1)
     whole, killed = own(target, tmp_path / "whole", how), own(target, tmp_path / "killed", how)
     expected = answers(whole)
@@ -99,9 +95,7 @@ def test_sampled_answers_after_a_kill_are_those_of_a_run_that_nobody_killed(
     assert answers(killed) == expected
 
 
-def test_a_full_disk_says_that_the_answers_are_kept(
-    target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_answers(target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -216,9 +216,7 @@ def test_answers_that_no_stage_has_room_for_are_counted_and_chats_too_long_to_me
         ("the dog " * 600, 64, "every held-out chat of 'instruct' is longer than 512 tokens"),
     ],
 )
-def test_a_recipe_with_nothing_to_read_is_an_error_before_training(
-    chat: ChatFormat, held_out: str, row_tokens: int, complaint: str
-) -> None:
+def test_a_recipe_with_nothing_to_read_fails(chat: ChatFormat, held_out: str, row_tokens: int, complaint: str) -> None:
     """A stage that no chat fitted looked for its next row for ever."""
     corpus = Corpus(CHATS, {"instruct": [Record.chat("unit", held_out, "Yes")]}, {})
     with pytest.raises(UserError, match=complaint):
@@ -275,7 +273,7 @@ def test_target_batches_weigh_answers_alone_and_teach_to_stop(chat: ChatFormat, 
     ("row_tokens", "prompt_weight", "complaint"),
     [(4, 0.0, "every prompt is longer than a row of 4 tokens"), (64, 30.0, "give one from 0 to 1")],
 )
-def test_target_batches_that_cannot_be_made_say_why(
+def test_impossible_batches_are_refused(
     chat: ChatFormat, row_tokens: int, prompt_weight: float, complaint: str
 ) -> None:
     with pytest.raises(UserError, match=complaint):

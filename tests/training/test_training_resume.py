@@ -94,9 +94,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
         ("heads", ("--model", "other"), "target: "),
     ],
 )
-def test_a_refused_resume_leaves_all_as_it_was(
-    home: Path, part: str, changed: tuple[object, ...], complaint: str
-) -> None:
+def test_a_refused_resume_changes_nothing(home: Path, part: str, changed: tuple[object, ...], complaint: str) -> None:
     """The next Target.load once read a config.json that a refused run had written, and two layers of three."""
     if "other" in changed and not (home / "other").is_dir():
         tiny_folder(home / "other", seed=1)
@@ -121,9 +119,7 @@ def test_weights_that_the_configuration_does_not_name_are_refused(home: Path, tm
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
     for load in (Target.load, lambda path: load_target(find_target(str(path)), torch.device("cpu"), "float32")):
-        with pytest.raises(
-            UserError, match=r"has \d+ weights that are not in its configuration, such as model.layers.2"
-        ):
+        with pytest.raises(UserError, match=r"has \d+ weights that are not in its configuration, such as model"):
             load(folder)
 
 
@@ -137,9 +133,7 @@ def test_a_head_saved_beside_the_embedding_that_it_is_tied_to_is_no_weight_too_m
 
 @pytest.mark.parametrize("name", ["README.md", "tokenizer.json", "model.safetensors", "modules.json", "checkpoints"])
 @pytest.mark.parametrize("resume", [(), ("--resume",)], ids=["anew", "resume"])
-def test_a_file_of_the_users_own_is_not_overwritten(
-    home: Path, tmp_path: Path, name: str, resume: tuple[str, ...]
-) -> None:
+def test_a_users_own_file_is_not_overwritten(home: Path, tmp_path: Path, name: str, resume: tuple[str, ...]) -> None:
     (tmp_path / name).write_text("my own")
     told = refused(*target(home), "--out", tmp_path, *resume)
     assert f"holds {name} " in told and "name another folder with --out" in told

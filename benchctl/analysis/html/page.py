@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures, by_suite
 from benchctl.analysis.html.picture import MAIN, Picture, other_pictures, picture
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.names import short_labels
+from benchctl.analysis.names import table_labels
 from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables.columns import BASELINE_CELL, NONE, Block, agreement_sentences, brief
 from benchctl.analysis.tables.text import blocks, note, prompts_of
 from benchctl.analysis.warnings import warnings
-from benchctl.analysis.winner import contest, fastest
 from benchctl.records.schema import ModelInfo
 from benchctl.records.writer import RunFile
 
@@ -61,18 +60,18 @@ class Section:
 def section(groups: Sequence[Group], group: Group, embedded_models: frozenset[str]) -> Section:
     """The content for one of `groups`. `embedded_models` are the names of models too small for good answers."""
     number = groups.index(group) + 1
-    headline, reasons = recommendation(group)
+    summary = summarise(group)
     differing = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in group.differs)
     target = group.run.target
     return Section(
         number=number,
         name=_name(group),
-        headline=headline,
-        reasons=reasons,
+        headline=summary.advice,
+        reasons=summary.lines if summary.advice != summary.headline else (),
         setup=_setup(group),
         differs=f"Not comparable with group 1: {differing}." if differing else "",
         poor=f"{target.name} has {_millions(target)}: its answers are poor." if target.name in embedded_models else "",
-        names=short_labels([method.label for method in group.pooled.methods]),
+        names=table_labels([method.label for method in group.pooled.methods]),
         pooled=_part(group, group.pooled, f"g{number}-"),
         narrow=picture(MAIN, group, f"g{number}n-", "column"),
         tables=tuple(block for block in (brief(group), *blocks(group)) if block.columns),
@@ -85,15 +84,6 @@ def section(groups: Sequence[Group], group: Group, embedded_models: frozenset[st
         warnings=tuple(warning.text for warning in warnings(group)),
         manifests=tuple(map(_manifest, group.files)),
     )
-
-
-def recommendation(group: Group) -> tuple[str, tuple[str, ...]]:
-    """What to use, and the reasons. Without a method that is proven to be fastest, why there is none."""
-    summary = summarise(group)
-    if fastest(group) is None:
-        return summary.headline, ()
-    is_faster = any(slower == group.run.baseline for _, slower in contest(group).beats)
-    return f"Use {summary.headline}" if is_faster else f"Keep {group.run.baseline}", summary.lines
 
 
 def table_rows(block: Block, methods: Sequence[MethodFigures]) -> list[tuple[str, list[str]]]:

@@ -69,7 +69,7 @@ TARGET_AGREEMENT = Metric(
     _if_complete(column("new_tokens"), _sum("target_agreed_tokens")),
     _if_complete(column("new_tokens"), _sum("scored_tokens")),
     table=_TABLE,
-    title="target agrees",
+    title="target agreement",
     trivial=1.0,
 )
 """Share of the answers' tokens that are the target's likeliest after the method's own text before them. Unlike token

@@ -9,7 +9,7 @@ from typing import Literal
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.names import short_labels
+from benchctl.analysis.names import table_labels
 from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables import acceptance
 from benchctl.analysis.tables.acceptance import acceptances, position_name
@@ -125,7 +125,7 @@ def _check_names(groups: Sequence[Group], view: View) -> None:
 
 
 def _short(group: Group) -> dict[str, str]:
-    return short_labels([method.label for method in group.pooled.methods])
+    return table_labels([method.label for method in group.pooled.methods])
 
 
 def _names(group: Group, view: View) -> dict[str, str]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Final, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 PolicyName = Literal["on_demand", "lru", "lfu", "least_stale"]
 
@@ -104,9 +104,6 @@ def policy_of(name: PolicyName, layers: int) -> Policy:
     if name == "least_stale":
         return LeastStale(layers)
     return {"on_demand": OnDemand, "lru": Lru, "lfu": Lfu}[name]()
-
-
-POLICIES: Final[tuple[PolicyName, ...]] = get_args(PolicyName)
 
 
 @dataclass

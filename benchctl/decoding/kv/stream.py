@@ -38,9 +38,9 @@ class Stream:
     runs    every run through layers, which the loop counts passes, rows and layers from
     """
 
-    def __init__(self, target: Target, capacity: int, cache: Cache | None = None) -> None:
+    def __init__(self, target: Target, capacity: int) -> None:
         self.target = target
-        self.cache = cache or target.new_cache(capacity)
+        self.cache = target.new_cache(capacity)
         self.base = 0
         self.text: list[int] = []
         self.runs: list[LayerRun] = []

@@ -310,22 +310,17 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> A
         module = method.build(target.info, target.lm_head.weight)
     stage = method.second_stage
     whole = stage is None or stage.needed
-    _load_weights(module, method, name, folder, (target.info, target.weights_sha256), whole)
+    take_weights(module, method, name, folder, (target.info, target.weights_sha256), whole)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
-def go_on_from_modules(module: nn.Module, method: Trainable, name: str, info: TargetInfo, weights_sha256: str) -> None:
-    """Give ``module`` the weights of the folder that ``method`` names, all but those of its second stage.
-
-    Raises UserError as load_modules does.
-    """
-    _load_weights(module, method, name, method.modules, (info, weights_sha256), whole=False)
-
-
-def _load_weights(
+def take_weights(
     module: nn.Module, method: Trainable, name: str, folder: str, target: tuple[TargetInfo, str], whole: bool
 ) -> None:
-    """Those in ``folder``, made for a target with these facts and this hash; not ``whole``: without a second stage."""
+    """Give ``module`` the weights in ``folder``, made for a target with these facts and this hash.
+
+    Not ``whole``: all but those of the second stage. Raises UserError as load_modules does.
+    """
     facts, (info, weights_sha256) = check_modules(method.modules_name(name), folder), target
     if facts.target.weights_sha256 != weights_sha256:
         raise _of_other_target(folder, facts.target, info, weights_sha256)

@@ -7,22 +7,12 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import cycle, islice
 
-from benchctl.decoding.model.tokenizer import Message, TargetTokenizer, talk
+from benchctl.decoding.model.tokenizer import TargetTokenizer, talk
 from benchctl.errors import UserError
-from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.suites import Suite
 from benchctl.measuring.settings import LongPrompts
 
 _LISTED = 20
-
-
-def messages(prompt: Prompt, answers: Sequence[str]) -> list[Message]:
-    """The chat up to the turn that follows `answers`, one answer per turn before it.
-
-    >>> messages(Prompt("1", "s", ("Hi", "Why?")), ["Hello."])
-    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello.'}, {'role': 'user', 'content': 'Why?'}]
-    """
-    return talk(prompt.turns[: len(answers) + 1], answers)
 
 
 def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) -> list[int]:
@@ -52,7 +42,7 @@ def fit_suite(
     long_prompts: dict[str, int] = {}
     for prompt in suite.prompts:
         # The last turn contains all earlier ones. Their unknown answers count as empty.
-        tokens = len(tokenizer.encode_chat(messages(prompt, [""] * (len(prompt.turns) - 1))))
+        tokens = len(tokenizer.encode_chat(talk(prompt.turns, [""] * (len(prompt.turns) - 1))))
         if tokens >= room:  # no room for a new token
             long_prompts[prompt.id] = tokens
     if not long_prompts:

@@ -23,6 +23,7 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method, MonotoneThreshold
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Trainable, modules_sha256, trained_options
+from benchctl.decoding.verify import common_start
 from benchctl.errors import UserError
 from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label
 from benchctl.training.checkpoint import writing
@@ -123,9 +124,7 @@ def disagreement(answer: Sequence[int], reference: Sequence[int]) -> float:
 
     Example: 5 6 7 8 and 5 6 9 give 0.5.
     """
-    pairs = zip(answer, reference, strict=False)
-    shorter, longer = sorted((len(answer), len(reference)))
-    return 1.0 - next((at for at, (one, other) in enumerate(pairs) if one != other), shorter) / longer
+    return 1.0 - common_start(answer, reference) / max(len(answer), len(reference))
 
 
 def calibrate(options: TeacherOptions, label_text: str, promised: Risk, prompts: int, job_context: JobContext) -> str:

@@ -20,10 +20,10 @@ from benchctl.decoding.modules.trainable import (
     Tally,
     Trainable,
     check_modules,
-    go_on_from_modules,
     modules_sha256,
     read_facts,
     save_modules,
+    take_weights,
 )
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
@@ -93,7 +93,7 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
     torch.manual_seed(options.seed)
     module = method.build(target.info, target.lm_head)
     if stage:
-        go_on_from_modules(module, method, label.name, target.info, target.weights_sha256)
+        take_weights(module, method, label.name, method.modules, (target.info, target.weights_sha256), whole=False)
     objective = ModuleObjective(method, batch_maker(target.model, target.device))
     data = text.data(target)
     run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
