@@ -94,8 +94,9 @@ class Panel:
     @property
     def title(self) -> str:
         """The finding. Without lossless methods there is none, and the title is what the picture shows."""
-        lossless = any(dot.look == "lossless" for dot in self.dots)
-        return summarise(self.group).headline if lossless else "Speed-up and fidelity of lossy methods"
+        if not any(dot.look == "lossless" for dot in self.dots):
+            return "Speed-up and fidelity of lossy methods"
+        return summarise(self.group, short_labels([method.label for method in self.group.pooled.methods])).headline
 
 
 @dataclass(frozen=True)
