@@ -150,8 +150,8 @@ def test_the_table_shows_every_name_and_leaves_out_what_does_not_draft() -> None
     text = _table()
     assert BASELINE not in text and EXITING not in text
     lines = [line.split() for line in text.splitlines()]
-    assert ["two_model", "0.500", "[0.500,", "0.500]", "0.500", "1.50", "2.50"] in lines
-    assert ["two_model", "conditional", "50", "100", "100"] in lines
+    assert ["two_model", "draft_tokens=3", "0.500", "[0.500,", "0.500]", "0.500", "1.50", "2.50"] in lines
+    assert ["two_model", "draft_tokens=3", "conditional", "50", "100", "100"] in lines
     assert ["unconditional", "50", "50", "50"] in lines
     assert ["histogram", "50", "0", "0", "50"] in lines
 

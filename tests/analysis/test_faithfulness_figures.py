@@ -93,7 +93,7 @@ def test_a_method_that_degenerates_has_the_table_too() -> None:
     looping = replace(drafted_row(steps=10), token_ids=(3,) * 21)
     text = unstyle(render([group_of([baseline_row(tokens=21), looping])], view=FULL))
     line = next(line for line in text[text.index("Fidelity (no judge)") :].splitlines() if line.startswith("two_model"))
-    assert line.split() == ["two_model", "1.000"]
+    assert line.split() == ["two_model", "draft_tokens=3", "1.000"]
 
 
 def test_the_pareto_plot_works_with_the_targets_agreement(tmp_path: Path) -> None:

@@ -145,11 +145,21 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_session_that_fails_ends_the_run_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_processes(monkeypatch, lambda command, **_: subprocess.CompletedProcess(command, 2))
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_session_that_fails_ends_the_run_with_its_exit_code(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
+    """Where nothing was measured, there is nothing to continue."""
+
+    def fail(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        out = Path(command[-1].removeprefix("--out="))
+        if measured:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.touch()
+        return subprocess.CompletedProcess(command, 2)
+
+    replace_processes(monkeypatch, fail)
     result = invoke()
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "kept-1.jsonl" in result.stderr and "exit code 2" in result.stderr
+    assert ("kept-1.jsonl" in result.stderr and "exit code 2" in result.stderr) == measured
 
 
 def test_sessions_without_a_name_have_the_one_that_a_run_would_have(tmp_path: Path, stubs: list[Sequence[str]]) -> None:

@@ -415,7 +415,7 @@ def cost() -> Cost:
 @pytest.mark.parametrize(("gate", "draft_tokens"), [(1, 4), (3, 2)])
 def test_a_draft_costs_the_layers_below_the_gate_and_no_more(gate: int, draft_tokens: int) -> None:
     prompt = prompt_of(9)
-    generation, operations = counted(f"m2r2[gates={gate},draft_tokens={draft_tokens},rank={RANK}]", prompt)
+    generation, operations = counted(f"m2r2[gates={gate},draft_tokens={draft_tokens},confidence=0,rank={RANK}]", prompt)
     assert operations == cost().prefill(len(prompt)) + cost().speculative(generation, gate)
 
 

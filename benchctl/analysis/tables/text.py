@@ -9,7 +9,7 @@ from typing import Literal
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.names import table_labels
+from benchctl.analysis.names import short_labels, table_labels
 from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables import acceptance
 from benchctl.analysis.tables.acceptance import acceptances, position_name
@@ -117,20 +117,26 @@ def _written(parts: Parts, format: Format, view: View) -> str:
 
 
 def _check_names(groups: Sequence[Group], view: View) -> None:
-    known = {name for group in groups for pair in _short(group).items() for name in pair}
+    known = {name for group in groups for names in _called(group).items() for name in (names[0], *names[1])}
     for label in view.names:
         if label not in known:
-            labels = " ".join(dict.fromkeys(label for group in groups for label in _short(group)))
+            labels = " ".join(dict.fromkeys(label for group in groups for label in _called(group)))
             raise UserError("unknown_label", f"--name {label}: these files have no such label. They have: {labels}.")
 
 
-def _short(group: Group) -> dict[str, str]:
-    return table_labels([method.label for method in group.pooled.methods])
+def _called(group: Group) -> dict[str, tuple[str, str]]:
+    """Of each label what tables call it, and its short label."""
+    labels = [method.label for method in group.pooled.methods]
+    shown, short = table_labels(labels), short_labels(labels)
+    return {label: (shown[label], short[label]) for label in labels}
 
 
 def _names(group: Group, view: View) -> dict[str, str]:
     """What to call each label."""
-    return {label: view.names.get(label, view.names.get(name, name)) for label, name in _short(group).items()}
+    return {
+        label: next((view.names[name] for name in (label, *names) if name in view.names), names[0])
+        for label, names in _called(group).items()
+    }
 
 
 def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragraph | Grid]:
