@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, drafted_row, failed, usual_rows, write
+from refusals import refused
 
-from benchctl.analysis.gate import _SESSION_SPREADS, REQUIREMENTS, Change
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.gate import _SESSION_SPREADS, REQUIREMENTS, Change, Conditions, check
 from benchctl.analysis.stats.intervals import Interval, Observations, Quotient, quotient
 from benchctl.cli import main
 from benchctl.records.schema import Row
+from benchctl.records.writer import read
 
 PASSED, FAILED, INVALID, INCONCLUSIVE = 0, 1, 3, 4
 TWO = replace(RUN, methods=RUN.methods[:2])  # the run of the baseline and the drafting method
@@ -221,6 +224,35 @@ def test_how_many_prompts_decide(
     found = Quotient(ratio, 1.0, Interval(ratio / factor, ratio * factor), 0.01, half_width, sessions, 24)
     change = Change("speed-up", found, 0.95, lower)
     assert (change.outcome, change.prompts_needed) == (outcome, needed)
+
+
+def test_as_many_prompts_as_there_are_decide_nothing(tmp_path: Path) -> None:
+    """ "About 8 prompts would decide instead of 8" was printed; more sessions are needed there."""
+    found = Quotient(0.92, 1.0, Interval(0.85, 0.99), 0.01, 0.01, 0.0, 24)
+    change = Change("speed-up", found, 0.95)
+    assert change.prompts_needed is not None and change.prompts_needed <= 24
+    assert "sessions" in change.text() and "prompts" not in change.text()
+
+
+def test_files_that_a_pattern_without_quotes_mixes_are_refused(tmp_path: Path) -> None:
+    """The shell gave the first old file to --previous and the others to the new ones: a slowdown was inconclusive."""
+    names = ("new.jsonl", "old-1.jsonl", "old-2.jsonl")
+    new, *old = (read(write(tmp_path / name, usual_rows(), replace(RUN, commit=name[:3]))) for name in names)
+    (previous,) = compare(old[:1])
+    for files, id in (([new, old[1]], "mixed_commits"), ([old[0]], "same_file_twice")):
+        with refused(id, "quotes"):
+            check(compare(files)[0], Conditions(), previous)
+
+
+def test_a_busy_machine_is_noted(tmp_path: Path) -> None:
+    """Without it, a busy machine looks like a slow commit."""
+    busy = replace(RUN, machine={**RUN.machine, "cores": 2, "load_average": [1.9, 0.0, 0.0]})
+    runs = {"new": busy, "calm": RUN, "old": RUN}
+    new, calm, old = (read(write(tmp_path / f"{name}.jsonl", usual_rows(), run)) for name, run in runs.items())
+    notes = [
+        check(compare([one])[0], Conditions(), compare([other])[0]).notes for one, other in ((new, old), (calm, old))
+    ]
+    assert ["1.9" in "".join(of) for of in notes] == [True, False]
 
 
 def test_the_ratio_is_of_the_prompts_that_both_runs_have(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.names import short_labels, table_labels
+from benchctl.analysis.names import label_lines, short_labels, table_labels
 from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables import acceptance
 from benchctl.analysis.tables.acceptance import acceptances, position_name
@@ -168,7 +168,9 @@ def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragr
         if grid.sections:
             yield grid
     yield Paragraph((note(group), *agreement_sentences(group)), "note")
-    if renamed := tuple(f"{name}: {label}" for label, name in names.items() if name != label):
+    if renamed := tuple(
+        f"{name}: {label}" for label, name in names.items() if name not in (label, " ".join(label_lines(label)))
+    ):
         yield Paragraph(("Labels:", *renamed))
     if found:
         yield Paragraph(tuple(f"Warning: {warning.text}" for warning in found), "warning")
