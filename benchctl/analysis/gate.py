@@ -195,9 +195,12 @@ def _check_sides(group: Group, previous: Group) -> None:
     """Without quotes the shell gives the first file of a pattern to --previous, and the others become new files."""
     if both := {file.path.resolve() for file in group.files} & {file.path.resolve() for file in previous.files}:
         raise UserError("same_file_twice", f"{sorted(both)[0]} is a new and a previous file. Put patterns in quotes.")
-    if len({file.run.commit for file in group.files}) > 1:
+    codes = {(file.run.commit, *(method.source_sha256 for method in file.run.methods)) for file in group.files}
+    if len(codes) > 1:
         raise UserError(
-            "mixed_commits", "the new files are of several commits. Name those of one, and put patterns in quotes."
+            "mixed_commits",
+            "the new files are of several commits, or versions of a plug-in. Name those of one, and put patterns in "
+            "quotes.",
         )
 
 
