@@ -32,7 +32,14 @@ _MACHINE = ("cpu", "gpu", "cores", "memory_bytes")  # facts of which absolute ti
 _SESSION_SPREADS = {SPEEDUP.label: 0.026, TOKENS_PER_S.label: 0.043}
 _MOST_PROMPTS = 10_000  # more are no advice
 _COUNTED = ("identical", "tie", "numeric", "lossy", "sampled", "failed", "unjudged")
-_MACHINE_WARNINGS = ("rounds_disturbed", "machine_busy", "waited_for_cores", "baseline_waits", "times_overlap")
+_MACHINE_WARNINGS = (
+    "rounds_disturbed",
+    "machine_busy",
+    "waited_for_cores",
+    "baseline_waits",
+    "threads_left_running",
+    "times_overlap",
+)
 _REFUSED = {
     "claim_broken": "answers differ from the baseline's, against its claim",
     "remembers": "it took other steps when it answered a prompt again, so it remembers answers",
@@ -182,7 +189,8 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
     asked = conditions.require or conditions.quality is not None
     baseline = group.run.baseline
     kept = [result for result in results if result.changes or result.problems or (asked and result.label != baseline)]
-    seen = tuple(dict.fromkeys(each.text for run in (previous, group) if run for each in _disturbances(run)))
+    runs = {"This run": group} | ({"Previous run": previous} if previous else {})
+    seen = tuple(f"{name}: {each.text}" for name, run in runs.items() for each in _disturbances(run))
     return GateResult(conditions, tuple(kept), (*unsupported, *notes, *seen))
 
 
@@ -195,8 +203,8 @@ def _check_sides(group: Group, previous: Group) -> None:
     """Without quotes the shell gives the first file of a pattern to --previous, and the others become new files."""
     if both := {file.path.resolve() for file in group.files} & {file.path.resolve() for file in previous.files}:
         raise UserError("same_file_twice", f"{sorted(both)[0]} is a new and a previous file. Put patterns in quotes.")
-    codes = {(file.run.commit, *(method.source_sha256 for method in file.run.methods)) for file in group.files}
-    if len(codes) > 1:
+    plug_ins = {(method.name, method.source_sha256) for file in group.files for method in file.run.methods}
+    if len({file.run.commit for file in group.files}) > 1 or len(plug_ins) > len(dict(plug_ins)):
         raise UserError(
             "mixed_commits",
             "the new files are of several commits, or versions of a plug-in. Name those of one, and put patterns in "

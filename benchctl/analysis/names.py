@@ -31,13 +31,15 @@ def short_labels(labels: Sequence[str]) -> dict[str, str]:
         by_name.setdefault(name, {})[label] = {option.partition("=")[0]: option for option in options}
     shortened: dict[str, str] = {}
     for name, of_name in by_name.items():
-        keys = dict.fromkeys(key for options in of_name.values() for key in options)
+        every = dict.fromkeys(key for options in of_name.values() for key in options)
+        keys = [key for key in every if len({options.get(key) for options in of_name.values()}) > 1]
         choices = (
             {label: tuple(options[key] for key in subset if key in options) for label, options in of_name.items()}
             for size in range(len(keys) + 1)
             for subset in combinations(keys, size)
         )
         distinct = (shown for shown in choices if len(set(shown.values())) == len(of_name))
-        fewest = min(distinct, key=lambda shown: sum(map(len, shown.values())))
+        whole = {label: label_lines(label)[1:] for label in of_name}
+        fewest = min(distinct, key=lambda shown: sum(map(len, shown.values())), default=whole)
         shortened |= {label: " ".join([name, *options]) for label, options in fewest.items()}
     return {label: shortened[label] for label in labels}

@@ -11,13 +11,13 @@ from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.stats.intervals import LEAST_PROMPTS
 from benchctl.analysis.winner import Contest, contest, fastest
 
-_WORTH = 1.05  # a possible speed-up above this leaves the question open
+_WORTH = 1.05  # a speed-up above this, if it is possible, is worth more measuring
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`headline` is the finding in a few words; `lines` are the winner with its interval, and who is level with it.
-    `advice` is what to use: the winner, the baseline, or that the data do not decide."""
+    """`headline` is the finding in a few words. `lines` are the winner with its interval, and the methods that are not
+    significantly slower. `advice` is what to use: the winner, the baseline, or that the data do not decide."""
 
     headline: str
     lines: tuple[str, ...]
@@ -29,7 +29,8 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     called = names or table_labels([method.label for method in group.pooled.methods])
     result, baseline = contest(group), group.run.baseline
     reference = called.get(baseline, baseline)
-    if fastest(group) is None:
+    winner = fastest(group)
+    if winner is None:
         return _without_winner(group, result)
     proven = [method for method in result.methods if (method.label, baseline) in result.beats]
     if not proven:
@@ -38,15 +39,22 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
         speedup, pairs = best.estimate(SPEEDUP), comb(len(result.methods), 2)
         largest = f"Largest speed-up: {called[best.label]}, {speedup_text(speedup)}"
         by_chance = speedup.interval is not None and speedup.interval.low > 1
-        is_open = speedup.interval is None or speedup.interval.high > _WORTH
-        open_question = f"Not decided: {called[best.label]}, {speedup_text(speedup)}. Measure more prompts"
+        rivals = ((method, method.estimate(SPEEDUP)) for method in result.methods if method.label != baseline)
+        is_open = [
+            (called[method.label], estimate)
+            for method, estimate in rivals
+            if estimate.interval is None or estimate.interval.high > _WORTH
+        ]
+        advice = f"Keep {reference}"
+        for name, estimate in is_open[:1]:
+            advice = f"Not decided: {name}, {speedup_text(estimate)}. Measure more prompts"
         return Summary(
             none_faster,
             (
                 f"{none_faster}.",
-                f"{largest}; of {pairs} comparisons 1 can be chance." if by_chance else f"{largest}.",
+                f"{largest}; not significant in {pairs} comparisons." if by_chance else f"{largest}.",
             ),
-            open_question if is_open else f"Keep {reference}",
+            advice,
         )
     best = next((method for method in proven if not result.is_beaten(method, proven)), proven[0])
     level = ", ".join(
@@ -55,13 +63,22 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
         if other is not best and (best.label, other.label) not in result.beats
     )
     name, speedup = called[best.label], best.estimate(SPEEDUP)
-    headline = f"{name}: {speedup_text(speedup, interval=False)}, same answers"
+    counts = best.fidelity
+    others = counts.tie + counts.numeric + counts.lossy + counts.sampled + counts.failed + counts.unjudged
+    same = f"lossless, {counts.identical} answers identical" if others else "same answers"
+    headline = f"{name}: {speedup_text(speedup, interval=False)}, {same}"
+    claim = "is fastest" if winner.label == best.label else "is faster"
+    alone = len(result.methods) == 2
+    missing = ", ".join(called[label] for label in result.unconfirmed)
+    lines = (
+        f"{name} {claim}: {speedup_text(speedup)} over {reference}, {same}.",
+        f"Not significantly slower: {level}." if level else "",
+        "" if level or alone else "Every other lossless method is significantly slower.",
+        f"Not included, because answers failed or have no verdict: {missing}." if missing else "",
+    )
     return Summary(
         headline,
-        (
-            f"{name} is fastest: {speedup_text(speedup)} over {reference}, same answers.",
-            f"Not significantly slower: {level}." if level else "Every other lossless method is significantly slower.",
-        ),
+        tuple(filter(None, lines)),
         f"Use {headline}",
     )
 

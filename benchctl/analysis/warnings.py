@@ -185,7 +185,7 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "which overestimates it. Measure it again on others.",
     ),
     "few_prompts": (
-        "only {count} {unit}: use {limit} to look, 100 to publish",
+        "only {count} {unit}: use {limit} for a first look",
         "The figures rest on {count} {unit}, too few to represent a suite. Use {limit} or more for a first look, and "
         "100 to publish.",
     ),

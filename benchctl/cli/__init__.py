@@ -34,7 +34,10 @@ GROUPS = {
 }
 _HIDDEN = {"completion": "Print the script that completes benchctl in a shell"}
 VERBS = {verb: line for verbs in (*GROUPS.values(), _HIDDEN) for verb, line in verbs.items()}
-_MOVED = {"verify": "doctor --method LABEL --model NAME|FOLDER|ID", "validate": "compare --check FILES"}
+_MOVED = {
+    "verify": "doctor --method LABEL --model NAME|FOLDER|ID",
+    "validate": "compare --check FILES` or `benchctl compare --schema results",
+}
 # A verb named like a Python builtin has an underscore behind the name of its file and function.
 _SHADOWED = frozenset({"list"})
 OUT = "benchctl.out"  # key of a context: what a command with --resume writes
@@ -57,7 +60,7 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if new := _MOVED.get(args[0]):
+        if (new := _MOVED.get(args[0])) and not ctx.resilient_parsing:  # completion prints no error
             raise UserError("verb_moved", f"`benchctl {args[0]}` is now `benchctl {new}`.")
         return super().resolve_command(ctx, args)
 

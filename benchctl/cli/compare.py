@@ -33,7 +33,7 @@ class _Options:
         choices=("table", "md", "csv", "json", "tex", "brief"),  # brief gets an error of its own
         metavar="[table|md|csv|json|tex]",
     )
-    full: bool = setting(False, "Print all tables, full labels, and all warnings with their advice.")
+    full: bool = setting(False, "Print all tables, a list of full labels, and all warnings with their advice.")
     by_suite: bool = setting(False, "Print figures for each suite, in addition to all suites together.")
     columns: str = setting(
         "", "Columns of the table, by their names in csv: speedup,block_efficiency,lossless.", metavar="NAME,NAME"
@@ -115,13 +115,15 @@ def _check_usage(files: Sequence[str], options: _Options) -> None:
     if options.schema:
         return
     if not files and not options.scores:
-        raise click.UsageError("No files are named. Name results files, or use --scores alone.")
+        raise click.UsageError(
+            "No files are named. Name results files" + ("." if options.check else ", or use --scores alone.")
+        )
     if not files and (given - {"scores", "format"} or options.format not in ("table", "json")):
         raise click.UsageError("--scores without FILES prints how judges agree, as text or json: name FILES.")
     unused = _OF_TABLES if options.format in ("csv", "json") else ("full", "columns") if options.acceptance else ()
     for name in given & set(unused):
         flag = {"names": "--name", "by_suite": "--by-suite"}.get(name, f"--{name}")
-        raise click.UsageError(f"{flag} does not change this output, which has everything: leave it out.")
+        raise click.UsageError(f"{flag} does not change this output, leave it out.")
 
 
 def _print_comparison(files: Sequence[str], options: _Options) -> None:
@@ -136,7 +138,8 @@ def _print_comparison(files: Sequence[str], options: _Options) -> None:
     view = View(options.full, options.by_suite, columns, _names(options.names), get_terminal_size().columns)
     click.echo((render_acceptance if options.acceptance else render)(groups, options.format, view))
     if options.format == "table" and not options.full:
-        click.echo(f"more: {'' if options.acceptance else '--full, '}--by-suite, --format json")
+        more = [] if options.acceptance else ["--full"]
+        click.echo(f"more: {', '.join([*more, *([] if options.by_suite else ['--by-suite']), '--format json'])}")
     if options.format == "csv":
         print_warnings(groups)
     check_comparable(groups)  # after the tables, which show what differs

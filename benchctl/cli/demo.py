@@ -21,7 +21,9 @@ _ABOUT_EXPERTS = (
     "Now the methods for a mixture of experts. They keep a quarter of the experts in fast memory, the baseline all. "
     "They save memory at the cost of speed."
 )
-_HONEST = "The embedded models have 8.5 million parameters: they answer badly, and their speed-ups hold for them only."
+_HONEST = (
+    "The embedded models have at most 11 million parameters: they answer badly, and their speed-ups are theirs only."
+)
 
 
 @click.command()
@@ -56,7 +58,8 @@ def demo(context: click.Context, out: Path | None) -> None:
     files = (folder / "methods.jsonl", folder / "experts.jsonl")
     try:
         click.echo(
-            f"Measuring every method on {PROMPTS} prompts of two suites. Ctrl-C stops and keeps the results.", err=True
+            f"Measuring every method on {PROMPTS} prompts from each of two suites. Ctrl-C stops and keeps the results.",
+            err=True,
         )
         _verb(context, "run", *_arguments(dense, SUITES, PROMPTS, files[0]))
         click.echo(_ABOUT_EXPERTS, err=True)

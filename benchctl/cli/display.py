@@ -119,7 +119,7 @@ class RunDisplay(_Display):
         parts += [f"{summary.lost} rounds disturbed in every retry"] if summary.lost else []
         if summary.measured:
             parts.append(f"{summary.warm_up_rounds} warm-up round{'s' * (summary.warm_up_rounds != 1)}")
-            parts.append(f"benchctl itself took {summary.harness_share:.1%} of the time")
+            parts.append(f"{summary.harness_share:.1%} of the time was neither decoding nor a check")
         self.notice("; ".join(parts) + ".")
 
     def _draw(self, progress: Progress, now_s: float) -> None:

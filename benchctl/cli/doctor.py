@@ -121,6 +121,12 @@ def _check_usage(context: click.Context, options: _Options, files: Sequence[Path
         raise click.UsageError("--model is for --method or --aa. Add one of them, or leave it out.")
     if files and (options.model or options.out):
         raise click.UsageError("--model and --out are for the small run. Leave them out, or the FILES.")
+    if options.methods and not options.model:
+        for each in given(context):
+            if each.name in ("threads", "device"):
+                raise click.UsageError(
+                    f"{each.opts[0]} is for the machine, or for --method with --model. Leave it out."
+                )
     own = {each.name for each in fields(_OwnModel)}
     flags = [each.opts[0] for each in given(context) if each.name in own]
     if flags and not (options.methods and options.model):

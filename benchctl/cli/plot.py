@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,8 +140,8 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
     drawing = picture.draw(by_suite(groups) if options.by_suite else groups, request)
     save(drawing.figure, out)
     if count := sum(len(warnings(group)) for group in groups):
-        named = " ".join(files) or "results/*.jsonl"
-        click.echo(f"{count} warning{'s' * (count > 1)}: benchctl compare {named}", err=True)
+        named = shlex.join(str(file.path) for group in groups for file in group.files)
+        click.echo(f"{count} warning{'s' * (count > 1)}: benchctl compare --full {named}", err=True)
     for note in drawing.notes:
         click.echo(f"Note: {note}", err=True)
     click.echo(f"Plot: {out}")

@@ -53,6 +53,7 @@ class Medusa(Speculative, Trainable):
     accept: Literal["exact", "typical"] = "exact"
     epsilon: float = 0.09
     delta: float = 0.3
+    demo = ("heads=2",)
     _heads: Heads = field(init=False, repr=False, compare=False)
     _paths: tuple[Path, ...] = field(default=(), init=False, repr=False, compare=False)
     _state: Tensor = field(init=False, repr=False, compare=False)

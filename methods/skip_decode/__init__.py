@@ -42,7 +42,7 @@ class SkipDecode(Method, Batched, Trainable):
     """Skip more and more middle layers along the answer, down to ``min_layers``.
 
     modules        folder of the trained adapters
-    min_layers     depth at the end of the fall; 0: five eighths of the target's layers
+    min_layers     depth at the end of the fall; 0: half of the target's layers
     max_layers     depth of the prompt and of the first new token; 0: all layers
     warmup_layers  layers at the bottom that always run
     fall_tokens    new tokens over which the depth falls linearly
@@ -58,6 +58,7 @@ class SkipDecode(Method, Batched, Trainable):
     adapters: Literal["lora", "none"] = "lora"
     rank: int = 32
     alpha: float = 32.0
+    demo = ("min_layers=10",)
     exactness = "lossy"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("warmup_layers", "alpha")
@@ -106,7 +107,7 @@ class SkipDecode(Method, Batched, Trainable):
 
     def schedule(self, layers: int) -> DepthSchedule:
         most = self.max_layers or layers
-        least = self.min_layers or min(most, max(self.warmup_layers, layers * 5 // 8, 1))
+        least = self.min_layers or min(most, max(self.warmup_layers, layers // 2, 1))
         return DepthSchedule(layers, most, least, self.warmup_layers, self.fall_tokens)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> Adapters:

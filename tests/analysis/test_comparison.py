@@ -129,7 +129,9 @@ def test_files_without_generations_are_refused() -> None:
         compare([warm_up])
 
 
-@pytest.mark.parametrize(("seconds", "layers", "refused"), [(0.6, 12, ""), (0.4, 12, "impossibly_fast"), (0.4, 6, "")])
+@pytest.mark.parametrize(
+    ("seconds", "layers", "refused"), [(0.6, 12, ""), (0.4, 12, "impossibly_fast"), (0.4, 6, ""), (0.1, 2, "")]
+)
 def test_passes_in_less_than_half_the_time_of_the_baseline_s_are_refused(
     seconds: float, layers: int, refused: str
 ) -> None:

@@ -244,6 +244,13 @@ def test_files_that_a_pattern_without_quotes_mixes_are_refused(tmp_path: Path) -
             check(compare(files)[0], Conditions(), previous)
 
 
+def test_new_files_of_one_commit_may_have_other_methods(tmp_path: Path) -> None:
+    rows = [row for row in usual_rows() if row.label != EXITING]
+    first, old = (read(write(tmp_path / name, usual_rows(), RUN)) for name in ("1.jsonl", "old.jsonl"))
+    second = read(write(tmp_path / "2.jsonl", rows, TWO))
+    assert check(compare([first, second])[0], Conditions(), compare([old])[0]).labels
+
+
 def test_a_busy_machine_is_noted(tmp_path: Path) -> None:
     """Without it, a busy machine looks like a slow commit."""
     busy = replace(RUN, machine={**RUN.machine, "cores": 2, "load_average": [1.9, 0.0, 0.0]})

@@ -87,7 +87,7 @@ def test_a_method_without_a_figure_has_no_row_in_a_table() -> None:
 def test_the_page_recommends_the_fastest_lossless_method(tmp_path: Path) -> None:
     (group,) = groups_of(tmp_path, _fast(usual_rows(), DRAFTED))
     found = summarise(group)
-    assert found.advice.split()[:2] == ["Use", "two_model"] and len(found.lines) == 2
+    assert found.advice.split()[:2] == ["Use", "two_model"] and len(found.lines) == 1
     assert parse(page_of([group])).named("h1")[0].text == found.advice
 
 

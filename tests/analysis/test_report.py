@@ -72,7 +72,7 @@ def test_the_answer_comes_first_in_few_lines(tmp_path: Path) -> None:
     """Two lines of heading, one table, two lines of summary."""
     rows = [replace(row, repeat=repeat) for row in usual_rows() for repeat in (0, 1)]
     lines = _text(tmp_path, rows=rows, view=View(width=120)).splitlines()
-    assert len(lines) == 12 and max(map(len, lines)) <= 120
+    assert len(lines) == 11 and max(map(len, lines)) <= 120
     assert "20 prompts, 1 session" in lines[0] and "float32, cpu, 1 thread, greedy" in lines[1]
     assert lines[7].split() == ["two_model", "draft_tokens=3", "1.59x", "[1.57,", "1.62]", "1.4", "1.000", "yes"]
     assert lines[10].startswith("two_model ") and "1.59x [1.57, 1.62]" in lines[10]

@@ -74,3 +74,30 @@ def test_names_replace_labels() -> None:
 )
 def test_a_speed_up_as_text(estimate: Estimate, shown: tuple[str, str]) -> None:
     assert (speedup_text(estimate), speedup_text(estimate, interval=False)) == shown
+
+
+def test_the_same_answers_are_claimed_only_where_all_are_identical() -> None:
+    """Ties are lossless too, but their texts differ: 20 ties were once called the same answers."""
+    rows, run = rows_of({"a": 1.5}), run_of({"a": 1.5})
+    tied = [replace(row, verdict="tie", first_divergence=1) if row.label == "a" else row for row in rows]
+    same, differ = (summarise(group_of(each, run)).headline for each in (rows, tied))
+    assert "same answers" in same and "same answers" not in differ and "lossless" in differ
+
+
+def test_a_wide_interval_of_any_method_leaves_the_decision_open() -> None:
+    paces = {"a": 1.0, "b": 0.95}
+    rows = rows_of({"a": 1.0}, 0.001) + [row for row in rows_of({"b": 1.1}, 0.5) if row.label == "b"]
+    narrow, wide = summarise(group_of(rows_of(paces, 0.001), run_of(paces))), summarise(group_of(rows, run_of(paces)))
+    assert narrow.advice.split()[0] == "Keep" and wide.advice.split()[:3] == ["Not", "decided:", "b,"]
+
+
+def test_a_method_with_an_answer_without_a_verdict_is_named_as_left_out() -> None:
+    paces = {"a": 1.5, "b": 1.6}
+    rows = [
+        replace(row, verdict=None, fidelity={"failed_controls": 1.0})
+        if row.label == "b" and row.prompt_id == "p3"
+        else row
+        for row in rows_of(paces)
+    ]
+    *_, last = summarise(group_of(rows, run_of(paces))).lines
+    assert "Not included" in last and last.endswith(" b.")

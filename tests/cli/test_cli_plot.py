@@ -35,7 +35,7 @@ def test_without_files_everything_in_results_is_plotted(tmp_path: Path, monkeypa
     result = _plot("--pareto")
     assert (result.exit_code, result.stdout) == (0, "Plot: results/pareto.png\n")
     assert (tmp_path / "results" / "pareto.png").read_bytes().startswith(b"\x89PNG")
-    assert result.stderr == "2 warnings: benchctl compare results/*.jsonl\n"
+    assert result.stderr == "2 warnings: benchctl compare --full results/first.jsonl\n"
 
 
 def test_a_sampled_run_in_results_does_not_keep_the_others_from_being_plotted(tmp_path: Path, file: Path) -> None:

@@ -210,7 +210,9 @@ def test_a_file_of_strangers_runs_nothing_and_a_torn_one_is_told(tmp_path: Path)
 def test_a_run_takes_published_heads_and_records_their_hash(tmp_path: Path) -> None:
     settings = make_settings(make_folder(tmp_path), tmp_path / "out.jsonl")
     heads = published(tmp_path / "heads", made(Target.load(tmp_path / "target"), 3, 1))
-    asked = replace(settings, methods=(f"medusa[modules={heads}]",), repeat=RepeatSettings(repeats=1, warm_up=0))
+    asked = replace(
+        settings, methods=(f"medusa[modules={heads},nodes=15]",), repeat=RepeatSettings(repeats=1, warm_up=0)
+    )
     run(check(asked, lambda notice: None), lambda event: None)
     found = read(tmp_path / "out.jsonl")
     assert found.run.methods[1].modules_sha256 == modules_sha256(heads)

@@ -205,7 +205,7 @@ def test_the_predictors_learn_from_their_cross_entropy_alone_and_teach_nothing_e
 @pytest.mark.slow
 def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen() -> None:
     """Capacity falls meanwhile, so the loss is compared at the same capacity, that of decoding."""
-    models, method = pair("llama"), MixtureOfDepths(capacity=0.25)
+    models, method = pair("llama"), MixtureOfDepths(capacity=0.25, threshold=0.5)
     batch = batch_of(models.naive, answered(models.naive, 12))
     module = fresh(method, models)
     with torch.no_grad():

@@ -79,5 +79,5 @@ def test_a_new_file_passes_the_tests_without_another_one_touched(copy: Path) -> 
     passed = run(copy, "pytest", *options, "-m", "not slow", "-k", CHOSEN, *(f"tests/{file}" for file in FILES))
     # The new method's own checks by `doctor` are slow.
     passed += run(copy, "pytest", *options, "-m", "slow", "-k", "passes and repeat", "tests/conformance/test_doctor.py")
-    for test in ("test_demo.py::test_every_method_is_measured", "passes[repeat]", "the_target_s_own_tokens[repeat-"):
+    for test in ("test_demo.py::test_every_method_is_measured", "passes[repeat]", "exact_methods_are_exact[repeat-"):
         assert re.search(rf"PASSED .*{re.escape(test)}", passed), test

@@ -142,9 +142,13 @@ def impossibly_fast(pairs: pd.DataFrame) -> bool:
     A pass reads at least the weights of the layers it runs, whatever its rows, so no method gets below that: the work
     was done elsewhere, or the clock is wrong. Measured times set the bound, since weights may lie in a cache.
     """
-    if not pairs["full_layers"].sum() or not pairs["passes"].sum() or not pairs["passes_baseline"].sum():
+    first_layers = (
+        pairs["full_layers"] / pairs["new_tokens"]
+    ).sum()  # the prefill gives the first token, at full depth
+    full_layers = pairs["full_layers"].sum() - first_layers
+    if not full_layers > 0 or not pairs["passes"].sum() or not pairs["passes_baseline"].sum():
         return False
-    depth = pairs["depth_layers"].sum() / pairs["full_layers"].sum()
+    depth = (pairs["depth_layers"].sum() - first_layers) / full_layers
     pass_s = pairs["decode_s"].sum() / pairs["passes"].sum()
     return bool(pass_s < _LEAST_PASS_TIME * depth * pairs["decode_s_baseline"].sum() / pairs["passes_baseline"].sum())
 

@@ -34,7 +34,7 @@ Look = Literal["baseline", "lossless", "unproven", "lossy"]
 LOOKS: Final[dict[Look, str]] = {
     "baseline": "baseline",
     "lossless": "✓ lossless",
-    "unproven": "✗ claim not confirmed",
+    "unproven": "✗ refused or not confirmed",
     "lossy": "lossy",
 }
 _MARKERS: Final[dict[Look, str]] = {"baseline": "s", "lossless": "o", "unproven": "X", "lossy": "^"}

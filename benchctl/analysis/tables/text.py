@@ -94,6 +94,8 @@ def render_acceptance(groups: Sequence[Group], format: Format = "table", view: V
         names, title = _names(group, view), f"group {number}" if len(groups) > 1 else ""
         shown = {group.title(suite) for suite in (group.suites if view.by_suite else (group.pooled,))}
         of_group = [each for each in drafting if each.group == number and each.suite in shown]
+        if not of_group:
+            continue
         positions = range(max((len(each.histogram) for each in of_group), default=0))
         named, by_position = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)
         for each in of_group:
@@ -235,8 +237,10 @@ def _brief_heading(groups: Sequence[Group], group: Group, width: int) -> Iterato
     number = f"Group {groups.index(group) + 1} of {len(groups)}: " if len(groups) > 1 else ""
     path = group.files[0].path
     files = f"{path.name} and {len(group.files) - 1} more" if len(group.files) > 1 else str(path)
-    for line in (f"{number}{files}: {prompts_of(group)}", _settings(group.run)):
-        yield shorten(line, width, placeholder=" ...")
+    prompts = f": {prompts_of(group)}"
+    files = files if len(number) + len(files) + len(prompts) <= width else path.name
+    yield f"{number}{files}{prompts}"
+    yield shorten(_settings(group.run), width, placeholder=" ...")
     yield from _differing(group)
 
 
