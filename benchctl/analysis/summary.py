@@ -46,7 +46,8 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
             if estimate.interval is None or estimate.interval.high > _WORTH
         ]
         advice = f"Keep {reference}"
-        for name, estimate in is_open[:1]:
+        if is_open:
+            name, estimate = is_open[0]
             advice = f"Not decided: {name}, {speedup_text(estimate)}. Measure more prompts"
         return Summary(
             none_faster,
@@ -65,10 +66,11 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     name, speedup = called[best.label], best.estimate(SPEEDUP)
     counts = best.fidelity
     others = counts.tie + counts.numeric + counts.lossy + counts.sampled + counts.failed + counts.unjudged
+    others += baseline not in {method.label for method in result.methods}  # a lossy one has other answers (--over)
     same = f"lossless, {counts.identical} answers identical" if others else "same answers"
     headline = f"{name}: {speedup_text(speedup, interval=False)}, {same}"
     claim = "is fastest" if winner.label == best.label else "is faster"
-    alone = len(result.methods) == 2
+    alone = all(method.label in (best.label, baseline) for method in result.methods)
     missing = ", ".join(called[label] for label in result.unconfirmed)
     lines = (
         f"{name} {claim}: {speedup_text(speedup)} over {reference}, {same}.",
@@ -76,11 +78,7 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
         "" if level or alone else "Every other lossless method is significantly slower.",
         f"Not included, because answers failed or have no verdict: {missing}." if missing else "",
     )
-    return Summary(
-        headline,
-        tuple(filter(None, lines)),
-        f"Use {headline}",
-    )
+    return Summary(headline, tuple(filter(None, lines)), f"Use {headline}")
 
 
 def speedup_text(estimate: Estimate, *, interval: bool = True) -> str:

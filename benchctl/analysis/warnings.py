@@ -22,6 +22,7 @@ from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.analysis.stats.intervals import Interval
 from benchctl.analysis.winner import best_labels
+from benchctl.records.labels import old_defaults
 from benchctl.records.schema import COUNTED_SINCE, UNKNOWN_TARGET, Run
 
 _FEW_PROMPTS = 10
@@ -208,6 +209,11 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "{suites}: the prompts are embedded samples in the style of the published ones. Do not quote the figures as "
         "theirs; use --source published for that.",
     ),
+    "old_defaults": (
+        "{label} has other defaults than today: --full",
+        "{label} was measured with {options}, the defaults of version 0.1. The same label means other options today: "
+        "give these options to measure it again.",
+    ),
     "counts_reported": (
         "file of an earlier version: steps are not counted; measure again",
         "{files}: an earlier version wrote this, so tokens per step, acceptance and depth are what the methods "
@@ -285,6 +291,8 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             yield _warn("claim_broken", label=label, answers=answers)
         if label in group.remembering:
             yield _warn("remembers", label=label)
+        if old := old_defaults(label, next(each.options for each in group.methods if each.label == label)):
+            yield _warn("old_defaults", label=label, options=old)
         if group.is_impossibly_fast(label):
             yield _warn("impossibly_fast", label=label)
         drafted, rate = _drafts(group.pairs(label))

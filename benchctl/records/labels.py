@@ -1,6 +1,7 @@
 """Labels of version 0.1 that have another name now: recorded files and command lines may still contain them."""
 
 import sys
+from collections.abc import Mapping
 from functools import cache
 
 # Options of version 0.1 that chose between set-ups of one method, which are methods of their own now.
@@ -9,6 +10,25 @@ _RENAMED = {
     ("m2r2", "mode=dynamic"): "m2r2_dynamic",
     ("m2r2", "mode=aot"): "m2r2_prefetch",
 }
+
+# Defaults of version 0.1 that are others now. A label omits defaults, so it means these in a file of that version.
+_OLD_DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "two_model": {"draft_tokens": 5, "confidence": 0.0},
+    "prompt_lookup": {"draft_tokens": 10, "max_ngram": 2, "match": "first"},
+    "lookahead": {"ngram": 5, "window": 7, "guesses": 7, "prompt_pool": False},
+    "medusa": {"nodes": 15},
+    "m2r2": {"draft_tokens": 4, "confidence": 0.0},
+    "skip_decode": {"fall_tokens": 64},
+    "mixture_of_depths": {"threshold": 0.5},
+}
+
+
+def old_defaults(label: str, options: Mapping[str, object]) -> str:
+    """The options that a label omits because they were defaults of version 0.1: `draft_tokens=4, confidence=0.0`."""
+    name, _, given = label.partition("[")
+    named = {option.partition("=")[0] for option in given.removesuffix("]").split(",")}
+    old = _OLD_DEFAULTS.get(name, {}).items()
+    return ", ".join(f"{key}={value}" for key, value in old if key not in named and options.get(key) == value)
 
 
 @cache

@@ -137,6 +137,7 @@ def test_names_replace_labels_and_columns_are_chosen_by_their_names_in_csv(tmp_p
     [
         (View(columns=("speedup", "pace")), "unknown_column", "tokens_per_s"),
         (View(names={"medusa": "Ours"}), "unknown_label", DRAFTED),
+        (View(names={DRAFTED: "Ours", EXITING: "Ours"}), "name_twice", "Ours"),
     ],
 )
 def test_what_does_not_exist_is_refused_with_what_does(tmp_path: Path, view: View, id: str, known: str) -> None:

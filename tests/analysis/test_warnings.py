@@ -65,6 +65,23 @@ def test_a_suite_of_benchctls_own_is_no_sample_of_another() -> None:
     assert (ids(group), group.title(group.pooled)) == ([], "koala")
 
 
+@pytest.mark.parametrize(
+    ("label", "options", "named"),
+    [
+        ("m2r2[width=3]", {"width": 3, "draft_tokens": 4, "confidence": 0.0}, ["draft_tokens=4, confidence=0.0"]),
+        ("m2r2[draft_tokens=4]", {"draft_tokens": 4, "confidence": 0.2}, []),
+    ],
+)
+def test_a_label_that_omits_an_old_default_is_named_with_it(
+    label: str, options: dict[str, Any], named: list[str]
+) -> None:
+    """A tree with confidence 0 was shown as `m2r2 width=3`, which has a confidence of 0.2 today."""
+    rows = [replace(row, label=label) if row.label == DRAFTED else row for row in usual_rows()]
+    run = replace(RUN, methods=(RUN.methods[0], replace(RUN.methods[1], label=label, options=options)))
+    rows = [row for row in rows if row.label in (BASELINE, label)]
+    assert [values["options"] for values in warned(group_of(rows, run), "old_defaults")] == named
+
+
 def test_output_length_differs() -> None:
     """Half the text in half the time is no speed-up, though the ratio of times says so."""
     group = group_of([baseline_row(tokens=21), drafted_row(steps=10), exiting_row(tokens=11)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -141,6 +142,18 @@ def test_a_run_without_labels_and_out_runs_every_method_that_can_into_a_file_in_
     assert "two_model cannot run here" in result.stderr and "--draft-model" in result.stderr
     labels = {row.label for row in read(results).rows}
     assert {"autoregressive", "prompt_lookup", "early_exit"} <= labels and "two_model" not in labels
+
+
+@pytest.mark.usefixtures("here")
+def test_an_interrupted_run_prints_the_command_that_continues_with_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchctl.measuring.run.run", interrupt)
+    words = "run --method two_model --model target --draft-model draft --bench three.jsonl --device cpu"
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == 130
+    assert f"benchctl {words} --out results/three-two_model-" in result.stderr and "--resume" in result.stderr
 
 
 @pytest.mark.usefixtures("here", "no_weights")

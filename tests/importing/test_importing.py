@@ -186,8 +186,8 @@ def test_what_an_imported_file_does_not_tell_has_no_figure_and_is_flagged(tmp_pa
     assert (other.estimate(SPEEDUP).value, other.lossless) == (1.0, False)
     assert other.estimate(SPEEDUP).interval is None  # two processes, each measured once
     assert warned(group, "imported")[0]["program"] == "medusa"
-    (told,) = (words for line in render([group]).splitlines() if (words := line.split())[:1] == ["medusa-b"])
-    assert told[1:] == ["1.00x", "[n/a]", "4.0"]
+    (cells,) = (words for line in render([group]).splitlines() if (words := line.split())[:1] == ["medusa-b"])
+    assert cells[1:] == ["1.00x", "[n/a]", "4.0"]
 
 
 def test_answers_without_counts_are_imported_without_speeds(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A comparison as text: the answer first, then what a reader may ask for."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,6 +120,9 @@ def _written(parts: Parts, format: Format, view: View) -> str:
 
 def _check_names(groups: Sequence[Group], view: View) -> None:
     known = {name for group in groups for names in _called(group).items() for name in (names[0], *names[1])}
+    for name, times in Counter(view.names.values()).items():
+        if times > 1:
+            raise UserError("name_twice", f"--name: {times} labels are called {name!r}. Give each a name of its own.")
     for label in view.names:
         if label not in known:
             labels = " ".join(dict.fromkeys(label for group in groups for label in _called(group)))
