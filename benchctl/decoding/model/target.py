@@ -134,13 +134,18 @@ def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
 class Target:
     """A loaded model as embed -> layers a..b -> head over rows of one sequence."""
 
-    def __init__(self, model: Any, tokenizer: TargetTokenizer | None, folder: Path | None = None) -> None:
+    def __init__(
+        self, model: Any, tokenizer: TargetTokenizer | None, folder: Path | None = None, *, release: bool = False
+    ) -> None:
+        """``release`` frees the weights of ``model`` while they are read, as far as they are held in another form."""
         check_family(model.config)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.parameters = sum(p.numel() for p in model.parameters())
         fast = may_copy(weights)
         self.tokenizer_or_none, self._folder = tokenizer, folder
         self.config = model.config
-        parts = (read_t5 if model.config.model_type in ENCODER_DECODERS else read_parts)(model, fast)
+        encodes = model.config.model_type in ENCODER_DECODERS
+        parts = read_t5(model, fast) if encodes else read_parts(model, fast, release)
         self.embedding, self._embedding_scale = parts.embedding, parts.embedding_scale
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.context_tokens = context_tokens(model.config)
@@ -149,7 +154,6 @@ class Target:
         self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
         self.vocabulary: int = parts.lm_head.out_features
         self.encoder = parts.encoder
-        self.parameters = sum(p.numel() for p in model.parameters())
 
     @classmethod
     def load(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Target:
@@ -171,7 +175,7 @@ class Target:
         folder = Path(path) if local else downloaded(str(path))
         model = model.to(device).eval()
         ids, their_logits = probe(model)
-        target = cls(model, tokenizer, folder)
+        target = cls(model, tokenizer, folder, release=True)
         del model
         error = target._error(ids, their_logits.double())
         if not error < _ROUNDING[their_logits.dtype]:  # nan is refused too
