@@ -22,6 +22,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model import families
 from benchctl.decoding.model import target as target_module
 from benchctl.decoding.model.families import Parts, check_family
+from benchctl.decoding.model.kernels import Form
 from benchctl.decoding.model.layers import Attention, Experts, Mlp
 from benchctl.decoding.model.target import Target, TargetInfo
 
@@ -239,14 +240,14 @@ def _rescaled(scale: float) -> Callable[..., Attention]:
     return lambda **parts: Attention(**{**parts, "scale": scale * parts["scale"]})
 
 
-def _louder(model: Any, fast: bool) -> Parts:
-    parts = families.read_parts(model, fast)
+def _louder(model: Any, form: Form) -> Parts:
+    parts = families.read_parts(model, form)
     parts.final_norm.gain = 1.02 * parts.final_norm.gain
     return parts
 
 
-def _against_time(model: Any, fast: bool) -> Parts:
-    parts = families.read_parts(model, fast)
+def _against_time(model: Any, form: Form) -> Parts:
+    parts = families.read_parts(model, form)
     return replace(parts, rotary=parts.rotary.conj().resolve_conj())
 
 
