@@ -265,6 +265,7 @@ def suite_info(suite: Suite) -> SuiteInfo:
         prompts=len(suite.prompts),
         own=suite.own,
         exact_answers={prompt.id: prompt.exact_answers for prompt in suite.prompts if any(prompt.exact_answers)},
+        categories={prompt.id: prompt.category for prompt in suite.prompts if prompt.category},
     )
 
 

@@ -18,7 +18,10 @@ SOURCES = ("auto", "published", "embedded")
 LongPrompts = Literal["error", "skip", "cut"]
 
 BENCH_FLAGS = ("--suite", "--bench", "-b")
-BENCHES_HELP = "Suite (see `benchctl list suites`), or a .jsonl file of `prompt` or `turns` records. May be repeated."
+BENCHES_HELP = (
+    "Suite (see `benchctl list suites`), one category of it (spec-bench/rag), or a .jsonl file of `prompt` or `turns` "
+    "records. May be repeated."
+)
 TARGET_HELP = "Target model: embedded name, folder or hub id.  [default: the embedded target]"
 DRAFT_HELP = "Draft model with the target's tokenizer.  [default: the one embedded with the target]"
 _MODEL = "NAME|FOLDER|ID"
@@ -31,7 +34,9 @@ class PromptSettings:
     benches: tuple[str, ...] = setting(
         ("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE", completion="benches"
     )
-    limit: int | None = setting(None, "Only the first N prompts of each suite.  [default: all]", least=1, metavar="N")
+    limit: int | None = setting(
+        None, "Only N prompts of each suite, of each category as many.  [default: all]", least=1, metavar="N"
+    )
     source: str = setting(
         "auto",
         "published: only the published prompts. embedded: only the embedded sample. auto: the sample as fallback.",

@@ -63,6 +63,7 @@ class SuiteInfo:
     """A suite as it was used. `own` marks one of benchctl itself, which is embedded whole.
 
     `exact_answers` holds, by prompt id, how a right answer to each turn ends, "" where that cannot be said.
+    `categories` holds the category of each prompt that has one, by its id. Files of earlier versions have none.
     """
 
     name: str
@@ -72,6 +73,8 @@ class SuiteInfo:
     prompts: Count
     own: bool = False
     exact_answers: Mapping[str, Texts] = field(default_factory=dict)
+    # Not compared, since `sha256` covers it: a run that was started without it can go on.
+    categories: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def is_sample(self) -> bool:

@@ -86,13 +86,26 @@ def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     return torch.cat((table, table.new_ones(positions, rest)), dim=-1)
 
 
-def read_parts(model: Any, form: Form) -> Parts:
-    """A decoder-only ``model`` as parts; products hold weights in the ``form``."""
+def read_parts(model: Any, form: Form, release: bool = False) -> Parts:
+    """A decoder-only ``model`` as parts; products hold weights in the ``form``.
+
+    With ``release`` each layer of ``model`` is freed as soon as it is read, so that no more than one layer is held in
+    both forms. Where the form copies all weights, nothing keeps their file mapped. ``model`` cannot run afterwards.
+    """
     body, embedding = model.model, model.model.embed_tokens.weight.detach()
+    if release and form == "fast":
+        embedding = embedding.clone()  # a view of the file would keep all of it mapped
+
+    def read(index: int) -> Layer:
+        layer = read_layer(model, index, form)
+        if release:
+            body.layers[index] = torch.nn.Identity()
+        return layer
+
     return Parts(
         embedding=embedding,
         embedding_scale=float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0)),
-        blocks=[read_layer(model, index, form) for index in range(len(body.layers))],
+        blocks=list(map(read, range(len(body.layers)))),
         final_norm=read_norm(body.norm, model.config),
         lm_head=Linear(model.lm_head.weight, model.lm_head.bias, form),
         rotary=rotary_table(model, context_tokens(model.config), embedding.dtype),
@@ -100,7 +113,7 @@ def read_parts(model: Any, form: Form) -> Parts:
 
 
 def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
-    gain = module.weight.detach()
+    gain = module.weight.detach().clone()  # a view of the file would keep all of it mapped
     if config.model_type == "gemma":
         gain = gain.to(torch.promote_types(gain.dtype, torch.float32)) + 1.0  # 1 + w rounded to bfloat16 is too coarse
     eps = getattr(module, "eps", None) or module.variance_epsilon

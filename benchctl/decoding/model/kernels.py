@@ -34,18 +34,18 @@ class Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, form: Form = "fast") -> None:
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else bias.detach()
-        self._weight: Tensor | None = weight.detach()
+        weight = weight.detach()
+        self._form, self._weight = form, None if form == "float16" else weight
         self._half: torch.ScriptObject | None = None
         self._transposed: Tensor | None = None
         self._packed: Tensor | None = None
         self._small = weight.numel() < _SMALL_WEIGHT
         if form == "float16":
-            self._half = torch.ops.quantized.linear_prepack_fp16(self._weight, None)
-            self._weight = None
+            self._half = torch.ops.quantized.linear_prepack_fp16(weight, None)
         elif form == "fast" and weight.device.type == "cpu" and weight.dtype == torch.float32:
-            self._transposed = self._weight.t().contiguous()
+            self._transposed = weight.t().contiguous()
             if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-                self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight)
+                self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
             self._weight = self._transposed.t()  # a view: the original layout is not kept
 
     @property
@@ -77,6 +77,12 @@ class Linear:
         if self._transposed is not None and self.bias is None and self._few(x.shape[0]):
             return torch.addmm(residual, x, self._transposed)
         return residual + self(x)
+
+    def rows(self, ids: Tensor) -> Linear:
+        """The product that gives the outputs ``ids`` [k], in their order, by a copy of their weights."""
+        weight = self.weight
+        ids = ids.to(weight.device)
+        return Linear(weight[ids], None if self.bias is None else self.bias[ids], self._form)
 
     def tail(self, start: int) -> Linear:
         """The product that gives the outputs from ``start`` on, by the same weights: only float16 ones are copied."""

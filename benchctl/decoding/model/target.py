@@ -31,7 +31,7 @@ from benchctl.decoding.model.families import (
     read_parts,
     read_t5,
 )
-from benchctl.decoding.model.kernels import Form, may_copy
+from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
@@ -179,15 +179,26 @@ class Target:
     """
 
     def __init__(
-        self, model: Any, tokenizer: TargetTokenizer | None, folder: Path | None = None, weights: str = "auto"
+        self,
+        model: Any,
+        tokenizer: TargetTokenizer | None,
+        folder: Path | None = None,
+        *,
+        weights: str = "auto",
+        release: bool = False,
     ) -> None:
-        """For ``weights`` "float16" those of ``model`` are rounded: see round_weights."""
+        """``release`` frees the weights of ``model`` while they are read, as far as they are held in another form.
+
+        For ``weights`` "float16" those of ``model`` are rounded: see round_weights.
+        """
         check_family(model.config)
         fast = may_copy(sum(p.numel() * p.element_size() for p in model.parameters()))
+        self.parameters = sum(p.numel() for p in model.parameters())
         self.form: Form = "float16" if weights == "float16" else "fast" if fast else "plain"
         self.tokenizer_or_none, self._folder, self._weights = tokenizer, folder, weights
         self.config = model.config
-        parts = (read_t5 if model.config.model_type in ENCODER_DECODERS else read_parts)(model, self.form)
+        encodes = model.config.model_type in ENCODER_DECODERS
+        parts = read_t5(model, self.form) if encodes else read_parts(model, self.form, release)
         self.dtype, self.device = parts.embedding.dtype, parts.embedding.device
         self.embedding = parts.embedding.half() if self.form == "float16" else parts.embedding
         self._embedding_scale = parts.embedding_scale
@@ -197,7 +208,6 @@ class Target:
         self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
         self.vocabulary: int = parts.lm_head.out_features
         self.encoder = parts.encoder
-        self.parameters = sum(p.numel() for p in model.parameters())
 
     @classmethod
     def load(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu", weights: str = "auto") -> Target:
@@ -222,7 +232,7 @@ class Target:
         if weights == "float16":
             round_weights(model, path)
         ids, their_logits = probe(model)
-        target = cls(model, tokenizer, folder, weights)
+        target = cls(model, tokenizer, folder, weights=weights, release=True)
         del model
         error = target._error(ids, their_logits.double())
         if not error < _ROUNDING[their_logits.dtype]:  # nan is refused too
@@ -256,6 +266,11 @@ class Target:
         if self.tokenizer_or_none is None:
             raise UserError("no_tokenizer", "this target was made without a tokenizer")
         return self.tokenizer_or_none
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its files lie; None for a model made in memory."""
+        return self._folder
 
     @property
     def layers(self) -> int:
@@ -341,6 +356,10 @@ class Target:
     def head(self, rows: Tensor) -> Tensor:
         """Target logits [rows, vocabulary] of residual ``rows`` [rows, width]."""
         return self.lm_head(self.final_norm(rows))
+
+    def head_rows(self, ids: Tensor) -> Linear:
+        """The LM head for tokens ``ids`` [k] only: normed rows [rows, width] to their logits [rows, k]. It copies."""
+        return self.lm_head.rows(ids)
 
     @torch.inference_mode()
     def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int] = (), *, one_by_one: bool = False) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.draft_vocabulary import DRAFT_VOCABULARY
 from benchctl.errors import UserError
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -287,9 +288,9 @@ def shares(yardsticks: Mapping[str, Any]) -> dict[str, float]:
 
 
 def modules_sha256(folder: str) -> str:
-    """Hash of the weights and of the facts, which may shape drafts too; of published modules, of all their files."""
+    """Hash of weights, facts, which may shape drafts too, and draft vocabulary; of published modules, of all files."""
     digest, path = hashlib.sha256(), Path(folder)
-    files = [path / WEIGHTS, path / FACTS]
+    files = [path / WEIGHTS, path / FACTS, *path.glob(DRAFT_VOCABULARY)]
     if not files[1].is_file():
         weights = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt"))
         files = [*weights, path / "config.json"]
