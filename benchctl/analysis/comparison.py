@@ -41,7 +41,7 @@ class Difference:
 
 
 _PLAIN = (
-    *("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "context_fill"),
+    *("baseline", "dtype", "weights", "device", "executor", "attention", "threads", "batch_size", "context_fill"),
     *("max_new_tokens", "temperature", "top_p", "top_k", "imported"),
 )
 

@@ -124,6 +124,7 @@ class Run:
     suites: tuple[SuiteInfo, ...]
     methods: tuple[MethodInfo, ...]
     dtype: str
+    weights: str = ""
     device: str
     executor: str
     attention: str
@@ -145,6 +146,11 @@ class Run:
     machine: Mapping[str, Fact]
     versions: Mapping[str, str]
     commit: str
+
+    @property
+    def target_name(self) -> str:
+        """With the number format of its weights where they have one of their own: then it is another target."""
+        return f"{self.target.name} ({self.weights} weights)" if self.weights else self.target.name
 
     def __post_init__(self) -> None:
         if self.baseline not in {method.label for method in self.methods}:

@@ -18,7 +18,7 @@ Value = str | int | float | bool | None
 Document = dict[str, object]
 
 _RUN_FIELDS = (
-    *("dtype", "device", "executor", "threads", "batch_size", "context_fill", "imported"),
+    *("dtype", "weights", "device", "executor", "threads", "batch_size", "context_fill", "imported"),
     *("temperature", "top_p", "top_k", "max_new_tokens"),
 )
 _METHOD_FIELDS = ("refused", "prompts", "generations", "checked_prompts")

@@ -288,8 +288,9 @@ def _settings(run: Run) -> str:
     batches = f", batches of up to {run.batch_size}" if run.batch_size > 1 else ""
     top_p, top_k = (f", top-p {run.top_p:g}" if run.top_p < 1 else ""), (f", top-k {run.top_k}" if run.top_k else "")
     sampling = f"temperature {run.temperature:g}{top_p}{top_k}" if run.temperature else "greedy"
+    weights = f", {run.weights} weights" if run.weights else ""
     filled = f" behind {run.context_fill} tokens of filler" if run.context_fill else ""
     return (
-        f"{run.target.name} ({run.target.layers} layers), {run.dtype}, {run.device}, {threads}{batches}, {sampling}, "
-        f"up to {run.max_new_tokens} new tokens{filled}"
+        f"{run.target.name} ({run.target.layers} layers{weights}), {run.dtype}, {run.device}, {threads}{batches}, "
+        f"{sampling}, up to {run.max_new_tokens} new tokens{filled}"
     )
