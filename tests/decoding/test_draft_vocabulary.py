@@ -43,6 +43,7 @@ from benchctl.methods.deed import Deed
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.training import TwoStreams
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.two_model import TwoModel
 
 IDS = (0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23)  # half of the vocabulary of `runs`; answers use the other half too
 FEW_IDS = (1, 3)  # of the five tokens of which every answer is enumerated
@@ -192,6 +193,16 @@ def test_steps_are_those_of_drafters_that_know_no_other_tokens(label: str, tmp_p
     expected = replay_tree(prompt_of(13), text, len(text), DRAFTERS[label](models))
     assert list(got.token_ids) == text and set(text) - set(IDS)
     assert rounds_of(got) == expected and any(accepted for _, accepted in expected)
+
+
+@torch.inference_mode()
+def test_the_plain_drafter_of_doctor_knows_no_other_tokens_either(tmp_path: Path) -> None:
+    models = pair("llama")
+    method = Narrow("two_model[draft_tokens=4,confidence=0.3]", tmp_path).prepared(_models(models))
+    assert isinstance(method, TwoModel)
+    propose = method.plain_drafter(models.target, models.draft)
+    for tokens in (5, 13, 20):
+        assert propose is not None and [propose(prompt_of(tokens), 9)] == _two_model(models)(prompt_of(tokens), 9)
 
 
 LABELS = (

@@ -48,6 +48,7 @@ HALF = (
         ("deed[exits=0]", "exits is '0'"),
         ("deed[draft_tokens=0]", "draft_tokens is 0"),
         ("deed[mode=drafts]", "drafts"),
+        ("deed[draft_vocabulary=whole]", "mode=draft"),
         ("early_exit[decay=-1]", "decay is -1"),
         ("early_exit[decay=inf]", "decay"),
         ("early_exit[decay=4,threshold=1.5]", "threshold of 1"),
