@@ -14,7 +14,7 @@ import torch
 from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method, UsesDraftModel, why_unsupported
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.trainable import Trainable, check_sizes, no_modules, trained_options
 from benchctl.errors import UserError
@@ -60,6 +60,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
             "it again into another --out, or use memory=prompt.",
         )
     tokenizer = check_tokenizers(models, choices, settings.batch_size)
+    check_weights(settings.models.weights, tokenizer.config, dtype, device)
     info = TargetInfo.of(tokenizer.config)
     choices = tuple(choice.fit(info) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -22,7 +23,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model import families
 from benchctl.decoding.model import target as target_module
 from benchctl.decoding.model.families import Parts, check_family
-from benchctl.decoding.model.layers import Attention, Experts, Mlp
+from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp
 from benchctl.decoding.model.target import Target, TargetInfo
 
 IDS = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(7)).tolist()
@@ -104,6 +105,32 @@ def test_float32_kernels_give_the_same_logits(variant: str) -> None:
     their_logits = theirs(model, IDS)
     for parts in (PARTS["one pass"], PARTS["several rows after a cached prefix"], PARTS["token by token"]):
         torch.testing.assert_close(ours(Target(model, None), IDS, parts), their_logits, rtol=1e-4, atol=5e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_layer_is_freed_as_soon_as_it_is_read(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and joined copies of all its layers took 25 GB on a GPU for weights of 16."""
+    model, alive = tiny_model(variant), list[int]()
+    their_logits, parameters = theirs(model, IDS), sum(p.numel() for p in model.parameters())
+    layers = [weakref.ref(layer) for layer in model.model.layers]
+    read_layer = families.read_layer
+
+    def counting(*arguments: Any) -> Layer:
+        alive.append(sum(layer() is not None for layer in layers))
+        return read_layer(*arguments)
+
+    monkeypatch.setattr(families, "read_layer", counting)
+    target = Target(model, None, release=True)
+    assert alive == [3, 2, 1] and not any(layer() for layer in layers)
+    assert target.parameters == parameters
+    torch.testing.assert_close(ours(target, IDS, (40,)), their_logits, rtol=1e-4, atol=5e-4)
+
+
+def test_a_model_that_is_used_further_keeps_its_layers() -> None:
+    model = tiny_model("llama")
+    their_logits = theirs(model, IDS)
+    Target(model, None)
+    assert torch.equal(theirs(model, IDS), their_logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -239,14 +266,14 @@ def _rescaled(scale: float) -> Callable[..., Attention]:
     return lambda **parts: Attention(**{**parts, "scale": scale * parts["scale"]})
 
 
-def _louder(model: Any, fast: bool) -> Parts:
-    parts = families.read_parts(model, fast)
+def _louder(*arguments: Any) -> Parts:
+    parts = families.read_parts(*arguments)
     parts.final_norm.gain = 1.02 * parts.final_norm.gain
     return parts
 
 
-def _against_time(model: Any, fast: bool) -> Parts:
-    parts = families.read_parts(model, fast)
+def _against_time(*arguments: Any) -> Parts:
+    parts = families.read_parts(*arguments)
     return replace(parts, rotary=parts.rotary.conj().resolve_conj())
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from refusals import refused
 from tiny import VARIANTS, tiny_folder, tiny_target, tiny_tokenizer
+from transformers import AddedToken
 
 from benchctl.decoding.model import tokenizer
 from benchctl.decoding.model.target import Target
@@ -161,6 +163,34 @@ def test_tokenizers_that_name_ids_differently_are_not_the_same(folder: Path) -> 
     renamed = tiny_tokenizer()
     renamed.add_tokens(["a new word"])
     assert not load_tokenizer(folder).same_vocabulary(TargetTokenizer(renamed, config, frozenset()))
+
+
+def named(extra: Sequence[str], *, special: bool = True, template: str = "") -> TargetTokenizer:
+    """The tiny tokenizer with more tokens, which its chat template may contain; ids end with 2."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(token, special=special) for token in extra], special_tokens=special)
+    tokenizer.chat_template += template
+    return TargetTokenizer(tokenizer, tiny_target("llama").config, frozenset({2, 321}))
+
+
+def test_reserved_special_tokens_may_have_other_names_in_a_draft_model() -> None:
+    """Llama-3.2-1B was refused as the draft model of Llama-3-8B, for names of tokens that neither writes."""
+    target, draft = named(["<r0>", "<r1>", "<r2>"]), named(["<pad2>", "<r1>", "<tool>"], template="<tool>")
+    assert target.same_vocabulary(draft)
+    assert not draft.same_vocabulary(target)  # its template writes <tool>, which the other does not know
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        pytest.param(named(["<r0>", "<stop2>", "<r2>"]), id="a stop token"),
+        pytest.param(named(["<r0>", "<r1>"]), id="an id that the draft model lacks"),
+        pytest.param(named(["<r0>", "<r1>", "<r2>", "<r3>"]), id="an id that the target lacks"),
+        pytest.param(named(["<r0>", "<r1>", "word"], special=False), id="an ordinary token"),
+    ],
+)
+def test_other_differences_of_a_draft_models_tokens_are_refused(draft: TargetTokenizer) -> None:
+    assert not named(["<r0>", "<r1>", "<r2>"]).same_vocabulary(draft)
 
 
 def test_hashes_without_a_folder_are_of_the_weights_in_memory() -> None:

@@ -55,8 +55,30 @@ class TargetTokenizer:
         return hashlib.sha256(str(template).encode()).hexdigest() if template else ""
 
     def same_vocabulary(self, other: TargetTokenizer) -> bool:
-        """Whether every id means the same text in both, as drafting with another model requires."""
-        return bool(self._tokenizer.get_vocab() == other._tokenizer.get_vocab())
+        """Whether every id that this target may read or write means the same in both, as drafting with ``other`` needs.
+
+        Each id must be the same token, with one exception: an id that is a special token in both may have two names if
+        this target does not use it. It uses the tokens in its chat template, its first token and its stop ids. So
+        Llama-3.2-1B, which names some of the reserved tokens of Llama-3-8B, drafts for it. Answers never depend on this
+        check, since every draft is verified. A text that spells out an unused name is only drafted worse.
+        """
+        ours, theirs = (reader._tokenizer.get_vocab() for reader in (self, other))
+        tokens, their_tokens = ({index: token for token, index in names.items()} for names in (ours, theirs))
+        differing = {
+            index for index in tokens.keys() | their_tokens.keys() if tokens.get(index) != their_tokens.get(index)
+        }
+        template = str(self._tokenizer.chat_template)
+        return all(
+            index in self._special_ids & other._special_ids
+            and index not in {self.first_id, *self.stop_ids}
+            and tokens[index] not in template
+            for index in differing
+        )
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        added = self._tokenizer.added_tokens_decoder
+        return frozenset(index for index, token in added.items() if token.special)
 
     @property
     def first_id(self) -> int | None:

@@ -187,7 +187,7 @@ SLACK = 1e-6  # a mean of cosines in float32 may end a little beyond 1
 
 @dataclass(frozen=True)
 class MadeFor:
-    """The target that modules were trained for."""
+    """The target that modules were trained for; ``weights_sha256`` is the hash of its files."""
 
     name: str
     weights_sha256: str
@@ -311,14 +311,14 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> A
         module = method.build(target.info, target.lm_head.weight)
     stage = method.second_stage
     whole = stage is None or stage.needed
-    take_weights(module, method, name, folder, (target.info, target.weights_sha256), whole)
+    take_weights(module, method, name, folder, (target.info, target.files_sha256), whole)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
 def take_weights(
     module: nn.Module, method: Trainable, name: str, folder: str, target: tuple[TargetInfo, str], whole: bool
 ) -> None:
-    """Give ``module`` the weights in ``folder``, made for a target with these facts and this hash.
+    """Give ``module`` the weights in ``folder``, made for a target with these facts and this hash of its files.
 
     Not ``whole``: all but those of the second stage. Raises UserError as load_modules does.
     """
