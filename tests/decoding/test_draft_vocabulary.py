@@ -12,11 +12,11 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import ExitRule, TreeDrafter, exit_drafter, replay_tree
+from oracles import ExitRule, Naive, TreeDrafter, exit_drafter, replay_tree
 from refusals import refused
 from runs import NEW_TOKENS, VOCABULARY, Pair, answer, pair, prompt_of, rounds_of
 from safetensors.torch import save_file
-from tiny import tiny_folder
+from tiny import tiny_folder, tiny_model
 from torch import Tensor
 from two_streams import beam_drafter, guess
 from untrained import untrained
@@ -43,6 +43,7 @@ from benchctl.methods.deed import Deed
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.training import TwoStreams
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.two_model import TwoModel
 
 IDS = (0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23)  # half of the vocabulary of `runs`; answers use the other half too
 FEW_IDS = (1, 3)  # of the five tokens of which every answer is enumerated
@@ -194,6 +195,16 @@ def test_steps_are_those_of_drafters_that_know_no_other_tokens(label: str, tmp_p
     assert rounds_of(got) == expected and any(accepted for _, accepted in expected)
 
 
+@torch.inference_mode()
+def test_the_plain_drafter_of_doctor_knows_no_other_tokens_either(tmp_path: Path) -> None:
+    models = pair("llama")
+    method = Narrow("two_model[draft_tokens=4,confidence=0.3]", tmp_path).prepared(_models(models))
+    assert isinstance(method, TwoModel)
+    propose = method.plain_drafter(models.target, models.draft)
+    for tokens in (5, 13, 20):
+        assert propose is not None and [propose(prompt_of(tokens), 9)] == _two_model(models)(prompt_of(tokens), 9)
+
+
 LABELS = (
     *DRAFTERS,
     "medusa[nodes=6]",
@@ -238,6 +249,16 @@ def test_a_draft_that_claims_to_come_from_the_whole_vocabulary_is_caught(
     )
     subject = Narrow("two_model[draft_tokens=2]", tmp_path, FEW_IDS)
     assert isinstance(checks.sampled(subject, random_models("llama")), Deviation)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("label", LABELS)
+def test_it_drafts_in_the_precision_of_a_gpu(label: str, device: str, tmp_path: Path) -> None:
+    model = tiny_model("llama", layers=4, dtype=torch.bfloat16, vocab_size=VOCABULARY).to(device)
+    target = Target(model, None)
+    method = Narrow(label, tmp_path).prepared(RandomModels("llama", target, target, Naive(model)))
+    for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
+        assert len(decode(method, target, DecodeRequest(prompt_of(9), 12, sampling)).token_ids) == 12
 
 
 @pytest.mark.parametrize("label", ["two_model", "medusa", "m2r2", "deed[mode=draft,threshold=0.3]"])
