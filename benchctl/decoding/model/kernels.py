@@ -21,6 +21,8 @@ _SMALL_WEIGHT = 1 << 17  # below, packing costs more per call than it saves for 
 _FEW_ROWS = 8
 _FEWEST_ROWS = 3  # up to here packing costs more for any weight
 
+_half_product = torch.ops.quantized.linear_dynamic_fp16.default._op  # without a look at each argument in Python
+
 Form = Literal["plain", "fast", "float16"]
 """How products hold weights: as they come, in the layouts of fast kernels too, or rounded to float16 and packed."""
 
@@ -60,7 +62,9 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._half is not None:
-            y = _half_product(x, self._half)
+            # Otherwise torch asks the weights whether they override functions: two exceptions, 14 microseconds a call.
+            with torch._C.DisableTorchFunctionSubclass():
+                y: Tensor = _half_product(x, self._half)
             return y if self.bias is None else y.add_(self.bias)
         if self._transposed is None:
             return F.linear(x, self.weight, self.bias)
@@ -105,13 +109,6 @@ def unpacked(half: torch.ScriptObject | None) -> Tensor:
     return weight
 
 
-def _half_product(x: Tensor, half: torch.ScriptObject) -> Tensor:
-    # Otherwise torch asks the packed weights whether they override functions: by exceptions, 14 microseconds a call.
-    with torch._C.DisableTorchFunctionSubclass():
-        y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, half)
-    return y
-
-
 def may_copy(weight_bytes: int) -> bool:
     return weight_bytes <= _MAX_COPIED_BYTES
 
@@ -143,6 +140,8 @@ class Norm:
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, length, length, value=self._share).rsqrt_()
         normed = wide.mul(scale)
+        if wide is x:
+            return normed.mul_(self.gain)
         if self.gain.dtype is not x.dtype:
             return normed.mul_(self.gain).to(x.dtype)
         return normed.to(x.dtype).mul_(self.gain)
