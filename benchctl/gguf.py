@@ -7,6 +7,7 @@ target is what the file holds, and not the model that was quantised.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import shutil
@@ -133,6 +134,12 @@ def room_for(out: Path, size: int) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_installed() -> None:
+    """Raises UserError without the package gguf."""
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError("gguf_not_installed", "GGUF files need the package gguf: pip install 'benchctl[gguf]'")
 
 
 def _read(file: Path) -> Any:
