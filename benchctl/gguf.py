@@ -144,12 +144,9 @@ def check_installed() -> None:
 
 def _read(file: Path) -> Any:
     """The file's metadata and where its tensors lie. Raises UserError where it is none, or cut off."""
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise UserError(
-            "gguf_not_installed", "GGUF files need the package gguf: pip install 'benchctl[gguf]'"
-        ) from error
+    check_installed()
+    from gguf import GGUFReader
+
     try:
         return GGUFReader(file)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, UnicodeDecodeError) as error:
