@@ -67,6 +67,12 @@ def may_copy(weight_bytes: int) -> bool:
     return weight_bytes <= _MAX_COPIED_BYTES
 
 
+def layouts(weight_bytes: int, dtype: torch.dtype) -> int:
+    """In how many forms a CPU holds each weight of a model of so many bytes: see Linear."""
+    copied = may_copy(weight_bytes) and dtype == torch.float32
+    return 2 if copied and torch.backends.mkldnn.is_available() else 1  # type: ignore[no-untyped-call]
+
+
 class Norm:
     """Root-mean-square norm over the last dimension, in float32 at least, as transformers does.
 

@@ -140,7 +140,7 @@ class Target:
         """``release`` frees the weights of ``model`` while they are read, as far as they are held in another form."""
         check_family(model.config)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.parameters = sum(p.numel() for p in model.parameters())
+        self.parameters: int = sum(p.numel() for p in model.parameters())
         fast = may_copy(weights)
         self.tokenizer_or_none, self._folder = tokenizer, folder
         self.config = model.config
@@ -308,3 +308,13 @@ class Target:
             rows = self.run(rows, cache, layer, layer + 1, layout)
             states.append(rows[-1])
         return torch.stack(states)
+
+
+def outline(config: Any, dtype: str = "float32") -> Target:
+    """A target of this configuration with shapes only, on torch's device "meta": it takes no memory and cannot run."""
+    import transformers
+
+    seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = (seq2seq if config.is_encoder_decoder else causal).from_config(config)  # type: ignore[no-untyped-call]
+    return Target(model.to(DTYPES[dtype]), None)
