@@ -320,4 +320,4 @@ def _empty_row(task: Task, batch: tuple[str, ...], error: str = "not measured") 
 def _in_words(problem: Exception) -> str:
     name = problem.id if isinstance(problem, UserError) else type(problem).__name__
     name = OUT_OF_MEMORY if is_out_of_memory(problem) else name
-    return f"{name}: {problem}".strip()
+    return f"{name}: {problem}".rstrip(": ")

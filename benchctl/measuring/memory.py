@@ -17,11 +17,10 @@ from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import OUT_OF_MEMORY, UserError, is_out_of_memory
 from benchctl.measuring.check import CheckedRun, Choice
-from benchctl.measuring.machine.host import free_memory_bytes
-from benchctl.measuring.machine.meter import peak_memory_bytes
+from benchctl.measuring.machine import host
 
 # What torch and transformers allocate for themselves while a model is loaded and runs: 60 to 200 MB on x86.
-_LIBRARIES_BYTES = 120_000_000
+_LIBRARIES_BYTES = 80_000_000
 _LOGIT_ROWS, _LOGIT_BYTES = 64, 24  # rows of logits that a check holds at a time, and three copies in float64
 
 
@@ -71,7 +70,7 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     held["experts"] = sum(_fast_tier_bytes(choice, target) for choice in checked.choices)
     held |= {"cache": cached, "work": logits + longest * settings.batch_size * row * target.dtype.itemsize}
     held = {name: size for name, size in held.items() if size}
-    free, present = free_memory_bytes("cpu"), peak_memory_bytes("cpu")
+    free, present = host.free_memory_bytes("cpu"), host.resident_bytes()
     free = None if free is None else free + present  # the sum, too, contains what this process has already
     program = {"program": present + _LIBRARIES_BYTES}
     before = [sum(size.held for size in sizes[:index]) for index in range(len(sizes))]
@@ -79,8 +78,8 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     on_device = held | {"loading": max(0, extra)}
     if device == "cpu":
         return (Need(device, program | on_device, free),)
-    host = program | {"loading": max(size.host_peak for size in sizes)}
-    return Need(device, on_device, free_memory_bytes(device)), Need("cpu", host, free)
+    on_host = program | {"loading": max(size.host_peak for size in sizes)}
+    return Need(device, on_device, host.free_memory_bytes(device)), Need("cpu", on_host, free)
 
 
 def describe(needs: Sequence[Need]) -> str:
