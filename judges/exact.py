@@ -1,6 +1,7 @@
 """Judge by exact match: an answer scores 1 if it ends with the exact answer of its prompt, else 0.
 
-For prompts that have one: the suite `tasks`, and your own files with exact answers. See benchctl.exact_match.
+For prompts that have one: the suites `tasks` and `gsm8k`, and your own files with exact answers.
+See benchctl.exact_match.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Exact(GradingJudge):
                 raise UserError(
                     "no_exact_answers",
                     f"No prompt of {run.name} has an exact answer, so exact has nothing to grade by. Judge with "
-                    "another --judge, or measure the suite tasks or a file of prompts with exact answers.",
+                    "another --judge, or measure the suite tasks, gsm8k or a file of prompts with exact answers.",
                 )
 
     def grade(self, run: Run, rows: Sequence[Row], question: Question) -> float | None:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from benchctl import bundled
 from benchctl.decoding.model.likelihood import likelihood
-from benchctl.decoding.model.target import Target, files_sha256
+from benchctl.decoding.model.target import Target, files_sha256, form_sha256
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer, talk
 from benchctl.errors import UserError
 from benchctl.judging.judge import GradingJudge, Place, Question, Row, Run
@@ -55,7 +55,8 @@ class Likelihood(GradingJudge):
             tokenizer = load_tokenizer(path)
             self._check_same("tokenizer", tokenizer.sha256, recorded.tokenizer_sha256, run)
             self._check_same("chat template", tokenizer.chat_template_sha256, recorded.chat_template_sha256, run)
-            self._check_same("weights", files_sha256(path) or recorded.weights_sha256, recorded.weights_sha256, run)
+            here = form_sha256(files_sha256(path), run.weights or "auto")
+            self._check_same("weights", here or recorded.weights_sha256, recorded.weights_sha256, run)
 
     def grade(self, run: Run, rows: Sequence[Row], question: Question) -> float:
         """Mean log-likelihood per token of the last row's answer, in nats.
@@ -77,7 +78,7 @@ class Likelihood(GradingJudge):
         """The target of a run, in its dtype."""
         key = run.target.weights_sha256, run.dtype
         if key not in self._targets:
-            target = Target.load(self._path(run), dtype=run.dtype, device=self.device)
+            target = Target.load(self._path(run), dtype=run.dtype, device=self.device, weights=run.weights or "auto")
             self._check_same("weights", target.weights_sha256, run.target.weights_sha256, run)
             self._targets[key] = target
         return self._targets[key]

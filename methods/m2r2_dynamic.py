@@ -86,7 +86,7 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         self._runs = {interval.gate: streams.run(interval, target.blocks) for interval in streams.intervals}
         router = streams.router
         self._deciders = {} if router is None else {gate: router.of(gate).decider() for gate in self._runs}
-        self._fill = _FILLS.get(self.kv_fill) or rate_map(streams.intervals, target.embedding)
+        self._fill = _FILLS.get(self.kv_fill) or rate_map(streams.intervals, target)
 
     def exit_layers(self, target: Target) -> tuple[int, ...]:
         return tuple(self._runs)
@@ -103,9 +103,9 @@ class M2R2Dynamic(TwoStreamMethod, AdaptiveDepth, MonotoneThreshold):
         return self.exit_step(context, self._fill)
 
 
-def rate_map(intervals: Sequence[Interval], like: Tensor) -> KvFill:
+def rate_map(intervals: Sequence[Interval], target: Target) -> KvFill:
     """Fills from the accelerated trajectory (ours): its state stands in for the skipped slow state it was to equal."""
-    shares = {interval.gate: trajectory_shares(interval).to(like) for interval in intervals}
+    shares = {interval.gate: trajectory_shares(interval).to(target.device, target.dtype) for interval in intervals}
 
     def fill(stream: Stream, view: View) -> None:
         stream.fill(view.layer, torch.mm(shares[view.layer], torch.cat((stream.states[-1:], *view.trail))))

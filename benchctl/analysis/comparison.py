@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -41,7 +41,7 @@ class Difference:
 
 
 _PLAIN = (
-    *("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "context_fill"),
+    *("baseline", "dtype", "weights", "device", "executor", "attention", "threads", "batch_size", "context_fill"),
     *("max_new_tokens", "temperature", "top_p", "top_k", "imported"),
 )
 
@@ -145,17 +145,24 @@ class MethodFigures:
 
 @dataclass(frozen=True)
 class SuiteFigures:
-    """All methods on one suite, or on all of them (POOLED)."""
+    """All methods on one suite, on one category of it, or on all suites (POOLED)."""
 
     suite: str
     methods: tuple[MethodFigures, ...]
+    category: str = ""
+
+    @property
+    def name(self) -> str:
+        """`spec-bench`, or for a category `spec-bench/rag`, as `benchctl run --suite` calls it."""
+        return f"{self.suite}/{self.category}" if self.category else self.suite
 
 
 @dataclass(frozen=True)
 class Group:
     """Files that may be compared. With several suites the last of `suites` is all of them together.
 
-    `frame` holds the free generations, `others` those of the other modes, replay and profile.
+    `categories` is empty unless `with_categories` filled it. `frame` holds the free generations, `others` those of the
+    other modes, replay and profile.
     """
 
     files: tuple[RunFile, ...]
@@ -164,6 +171,7 @@ class Group:
     differs: tuple[Difference, ...]
     others: Frames = field(default_factory=dict)
     judging: Judging | None = None
+    categories: tuple[SuiteFigures, ...] = ()
     _pairs: dict[str, pd.DataFrame] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -212,7 +220,13 @@ class Group:
     def title(self, figures: SuiteFigures) -> str:
         """The suite's name, with "(embedded)" for a sample, so that it is not taken for the published prompts."""
         samples = {suite.name for suite in self.run.suites if suite.is_sample}
-        return f"{figures.suite} (embedded)" if figures.suite in samples else figures.suite
+        return f"{figures.name} (embedded)" if figures.suite in samples else figures.name
+
+    def categories_of(self, suite: str) -> Mapping[str, str]:
+        """The category of each prompt of a suite by its id, where the suite has several; else nothing."""
+        infos = (info for file in self.files for info in file.run.suites if info.name == suite)
+        found = next((info.categories for info in infos if info.categories), {})
+        return found if len(set(found.values())) > 1 else {}
 
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
@@ -273,6 +287,42 @@ def by_suite(groups: Sequence[Group]) -> tuple[Group, ...]:
         for group in groups
         for figures in (group.suites[:-1] or group.suites)
     )
+
+
+def with_categories(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The groups with the figures of each category of each suite that has several.
+
+    Raises UserError where no suite has, and for batches, whose time is shared by prompts of several categories.
+    """
+    filled = tuple(replace(group, categories=tuple(_category_figures(group))) for group in groups)
+    if not any(group.categories for group in filled):
+        raise UserError(
+            "no_categories",
+            "no suite in these files has several categories. Earlier versions did not record them: measure again, for "
+            "example with --suite spec-bench.",
+        )
+    return filled
+
+
+def _category_figures(group: Group) -> Iterator[SuiteFigures]:
+    frames: Frames = {"free": group.frame, **group.others}
+    for suite in group.suites[:-1] or group.suites:
+        by_prompt = group.categories_of(suite.suite)
+        if by_prompt and group.run.batch_size > 1:
+            raise UserError(
+                "categories_in_batches",
+                f"a batch has prompts of several categories of {suite.suite}, which share its time. Measure one "
+                f"category at a time, such as --suite {suite.suite}/{next(iter(by_prompt.values()))}, or leave out "
+                "--batch-size.",
+            )
+        for category in dict.fromkeys(by_prompt.values()):
+            prompts = frozenset(prompt for prompt, own in by_prompt.items() if own == category)
+            parts = {
+                mode: frame[(frame["suite"] == suite.suite) & frame["prompt_id"].isin(prompts)]
+                for mode, frame in frames.items()
+            }
+            if len(parts["free"]):  # a run that is not finished may not have come to it
+                yield replace(_suite_figures(group, suite.suite, parts, prompts), category=category)
 
 
 def only_suites(files: Sequence[RunFile], names: Sequence[str]) -> list[RunFile]:
@@ -364,12 +414,14 @@ def _check_baselines(files: tuple[RunFile, ...], frame: pd.DataFrame) -> None:
             )
 
 
-def _suite_figures(group: Group, suite: str, frames: Frames) -> SuiteFigures:
+def _suite_figures(group: Group, suite: str, frames: Frames, prompts: frozenset[str] | None = None) -> SuiteFigures:
+    """The figures of a suite, or of these of its prompts."""
     measured = set(frames["free"]["label"])
     figures = []
     for method in group.methods:
         if method.label in measured:
-            judged = group.judging.figures(method.label, None if suite == POOLED else suite) if group.judging else ()
+            only = None if suite == POOLED else suite
+            judged = group.judging.figures(method.label, only, prompts) if group.judging else ()
             figures.append(_method_figures(group, method, frames, judged))
     return SuiteFigures(suite, tuple(figures))
 

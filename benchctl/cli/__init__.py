@@ -26,6 +26,7 @@ GROUPS = {
     },
     "More": {
         "judge": "Let a judge score the answers in results files",
+        "fetch": "Download a model, for use without a network",
         "train": "Train a draft model, or the modules of a method",
         "import": "Read answers published by Spec-Bench, EAGLE, Medusa",
         "predict": "Predict each method's speed-up from acceptance and costs",

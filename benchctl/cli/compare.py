@@ -35,6 +35,9 @@ class _Options:
     )
     full: bool = setting(False, "Print all tables, a list of full labels, and all warnings with their advice.")
     by_suite: bool = setting(False, "Print figures for each suite, in addition to all suites together.")
+    by_category: bool = setting(
+        False, "Print speed-up and tokens per step for each category of suites that have some, such as spec-bench."
+    )
     columns: str = setting(
         "", "Columns of the table, by their names in csv: speedup,block_efficiency,lossless.", metavar="NAME,NAME"
     )
@@ -85,6 +88,7 @@ def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -
     Examples:
       benchctl compare results/first.jsonl
       benchctl compare results/first.jsonl --full --by-suite
+      benchctl compare results/spec-bench.jsonl --by-category
       benchctl compare 'results/*.jsonl' --format tex --columns speedup,target_agreement,lossless > table.tex
       benchctl compare results/first.jsonl --name two_model='Draft model' --format md
       benchctl compare results/first.jsonl --over 'two_model[draft_tokens=5]'
@@ -120,26 +124,31 @@ def _check_usage(files: Sequence[str], options: _Options) -> None:
         )
     if not files and (given - {"scores", "format"} or options.format not in ("table", "json")):
         raise click.UsageError("--scores without FILES prints how judges agree, as text or json: name FILES.")
-    unused = _OF_TABLES if options.format in ("csv", "json") else ("full", "columns") if options.acceptance else ()
-    for name in given & set(unused):
-        flag = {"names": "--name", "by_suite": "--by-suite"}.get(name, f"--{name}")
+    unused = {*_OF_TABLES} if options.format in ("csv", "json") else set()
+    unused |= {"full", "columns", "by_category"} if options.acceptance else set()
+    for name in given & unused:
+        flag = {"names": "--name"}.get(name, f"--{name.replace('_', '-')}")
         raise click.UsageError(f"{flag} does not change this output, leave it out.")
 
 
 def _print_comparison(files: Sequence[str], options: _Options) -> None:
     from benchctl.analysis.comparison import compare as compare_runs
-    from benchctl.analysis.comparison import over
+    from benchctl.analysis.comparison import over, with_categories
     from benchctl.analysis.tables.text import View, render, render_acceptance
     from benchctl.cli.options import check_comparable, print_warnings, read_files, read_scores
 
     scores, measured = read_scores(options.scores), read_files(files)
     groups = compare_runs([over(file, options.over) if options.over else file for file in measured], scores)
+    groups = with_categories(groups) if options.by_category else groups
     columns = tuple(filter(None, (name.strip() for name in options.columns.split(","))))
     view = View(options.full, options.by_suite, columns, _names(options.names), get_terminal_size().columns)
     click.echo((render_acceptance if options.acceptance else render)(groups, options.format, view))
     if options.format == "table" and not options.full:
         more = [] if options.acceptance else ["--full"]
-        click.echo(f"more: {', '.join([*more, *([] if options.by_suite else ['--by-suite']), '--format json'])}")
+        more += [] if options.by_suite else ["--by-suite"]
+        has_categories = any(group.categories_of(suite.name) for group in groups for suite in group.run.suites)
+        more += ["--by-category"] if has_categories and not (options.by_category or options.acceptance) else []
+        click.echo(f"more: {', '.join([*more, '--format json'])}")
     if options.format == "csv":
         print_warnings(groups)
     check_comparable(groups)  # after the tables, which show what differs

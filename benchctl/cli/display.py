@@ -103,7 +103,8 @@ class RunDisplay(_Display):
         threads = checked.settings.models.threads
         where = checked.device if checked.device != "cpu" else f"cpu, {threads} thread{'s' if threads > 1 else ''}"
         batches = f", in batches of up to {size}" if (size := checked.settings.batch_size) > 1 else ""
-        target = f"{checked.models.target}, {checked.dtype}, {where}{batches}"
+        weights = f" with {form} weights" if (form := checked.settings.models.weights) != "auto" else ""
+        target = f"{checked.models.target}{weights}, {checked.dtype}, {where}{batches}"
         modes = ", ".join(checked.settings.repeat.modes[1:])
         extra = f" Also measured: {modes}." if modes else ""
         filled = f", after {size} tokens of filler" if (size := len(checked.filler.ids)) else ""

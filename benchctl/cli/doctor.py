@@ -34,7 +34,9 @@ class _OwnModel:
     suites: tuple[str, ...] = setting(
         ("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE", completion="benches"
     )
-    limit: int = setting(3, "The first N prompts of each suite; of several turns the first.", metavar="N", least=1)
+    limit: int = setting(
+        3, "N prompts of each suite, of each category as many; of several turns the first.", metavar="N", least=1
+    )
     max_new_tokens: int = setting(48, "Longest answer, in tokens.", metavar="N", least=1)
     draws: int = setting(
         10_000,

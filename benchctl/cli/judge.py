@@ -181,17 +181,19 @@ def _judging(files: Sequence[RunFile], options: JudgeOptions, display: JudgeDisp
 
 
 def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
-    """The prompts of a file, identified by their hash: the first ones, or those that were not too long."""
-    from benchctl.measuring.prompts.suites import load_suite, suite_names
+    """The prompts of a file, identified by their hash: so many as --limit keeps or, in earlier versions, kept, or
+    those that were not too long."""
+    from benchctl.measuring.prompts.suites import evenly, load_suite, suite_names
 
     # The source that was measured; "file" is a suite in BENCHCTL_DATA that differs from the published one.
     asked = info.source if source == "auto" and info.source != "file" else source
-    name = info.name if info.name in suite_names() else _REMARK.sub("", info.origin)
+    name = info.name if info.name.partition("/")[0] in suite_names() else _REMARK.sub("", info.origin)
     suite = load_suite(name, source=asked, limit=None, notify=notify)
     if file.run.imported:
         return suite
     answered = {row.prompt_id for row in file.rows if row.suite == info.name}
-    for prompts in (suite.prompts[: info.prompts], tuple(each for each in suite.prompts if each.id in answered)):
+    long_left_out = tuple(each for each in suite.prompts if each.id in answered)
+    for prompts in (evenly(suite.prompts, info.prompts), suite.prompts[: info.prompts], long_left_out):
         if (part := replace(suite, prompts=prompts)).prompts_sha256 == info.sha256:
             return part
     raise UserError(
@@ -252,7 +254,7 @@ def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
             raise UserError(
                 "no_exact_answers",
                 f"no prompt of {', '.join(suite.name for suite in suites)} has an exact answer, which the judge needs. "
-                "Use --suite tasks, a file of prompts with exact answers, or another --judge.",
+                "Use --suite tasks, --suite gsm8k, a file of prompts with exact answers, or another --judge.",
             )
     if isinstance(judge, AskedJudge):  # what another one needs is seen when the answers are there
         judge.prepare(Place(options.base_url, options.key_env, ()))

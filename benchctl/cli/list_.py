@@ -73,7 +73,7 @@ def _suites() -> list[_Line]:
         {
             "name": suite.name,
             "published": None if suite.own else suite.prompts,
-            "embedded": suite.embedded_prompts,
+            "embedded": suite.embedded_prompts or None,
             "turns": suite.turns,
             "licence": suite.licence,
             "address": suite.address,

@@ -52,7 +52,7 @@ def _tables(files: Sequence[RunFile], accounts: Accounts) -> str:
     from benchctl.analysis.tables.terminal import terminal
 
     run = files[0].run
-    heading = Paragraph((f"Decoding, against {run.baseline} on {run.target.name}; prefill left out.",))
+    heading = Paragraph((f"Decoding, against {run.baseline} on {run.target_name}; prefill left out.",))
     predictions = [account for account in accounts if isinstance(account, Prediction)]
     names = short_labels([account.label for account in accounts])
     grids = [
@@ -74,7 +74,7 @@ def _json(files: Sequence[RunFile], accounts: Accounts) -> str:
     document = {
         "files": [str(file.path) for file in files],
         "baseline": files[0].run.baseline,
-        "target": files[0].run.target.name,
+        "target": files[0].run.target_name,
         "predictions": [
             asdict(account) | {"rows_per_step": account.costs.rows_per_step, "gap_lies_in": account.gap_lies_in.name}
             for account in accounts

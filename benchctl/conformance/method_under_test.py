@@ -116,6 +116,6 @@ def facts_of(label: str, method: Any, target: Target, **more: Any) -> Mapping[st
     """What training writes next to the weights."""
     name = parse_label(label).name
     info = target.info
-    made = MadeFor("tiny", target.weights_sha256, info.layers, info.hidden_size, info.vocabulary)
+    made = MadeFor("tiny", target.files_sha256, info.layers, info.hidden_size, info.vocabulary)
     options = {option.name: getattr(method, option.name) for option in method_options(name)}
     return {"method": method.modules_name(name), "options": options, "target": asdict(made), **more}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchctl import bundled
 from benchctl.decoding.kv.cache import Cache, Layout
-from benchctl.decoding.model.kernels import Linear, Norm, may_copy
+from benchctl.decoding.model.kernels import Form, Linear, Norm
 from benchctl.decoding.model.layers import Experts, Layer, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer
@@ -46,21 +46,22 @@ def duration(checked: CheckedRun) -> Duration:
     jobs = sum(map(len, plan.by_batch())) + repeat.warm_up * len(plan.warm_up(1))
     generations = len(plan) + repeat.warm_up * sum(map(len, plan.warm_up(1)))
     new_tokens, turns = settings.answers.max_new_tokens, prompt_tokens(checked)
-    step_s, row_s = calibrate(target, checked.device, Clock(checked.device))
+    form: Form = "float16" if settings.models.weights == "float16" else target.form
+    step_s, row_s = calibrate(target, form, checked.device, Clock(checked.device))
     seconds = jobs * new_tokens * step_s + generations * sum(turns) / len(turns) * row_s
     return Duration(len(plan), len(plan) * new_tokens, seconds, step_s)
 
 
 @torch.inference_mode()
-def calibrate(target: Target, device: str, clock: Callable[[], float]) -> tuple[float, float]:
+def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float]) -> tuple[float, float]:
     """Seconds of a step of one row of an outlined ``target``, and those of each row of a prompt, LM head included.
 
     As many of its layers are made as fill 256 MiB, at least one. The head takes as long as layers of its size.
     """
-    weights, fast = target.parameters * target.dtype.itemsize, may_copy(target.parameters * target.dtype.itemsize)
+    weights = target.parameters * (2 if form == "float16" else target.dtype.itemsize)
     in_layers = sum(map(_read_bytes, target.blocks))
     count = min(target.layers, max(1, -(-_CALIBRATED_BYTES * target.layers // weights)))
-    layers = [_made(block, device, fast) for block in target.blocks[:count]]
+    layers = [_made(block, device, form) for block in target.blocks[:count]]
     attention = layers[0].attention
     like = torch.ones(1, dtype=target.dtype, device=device)
     rotary = torch.ones(_ROWS, attention.head_dim // 2, dtype=torch.complex64, device=device)
@@ -87,14 +88,14 @@ def _read_bytes(block: Layer) -> int:
     return size + mlp.gate_up.weight.nbytes + mlp.down.weight.nbytes
 
 
-def _made(block: Layer, device: str, fast: bool) -> Layer:
+def _made(block: Layer, device: str, form: Form) -> Layer:
     """A layer with numbers, of the shapes of an outlined one; norms of heads and cross attention are left out."""
 
     def numbers(outlined: Tensor) -> Tensor:
         return torch.full(outlined.shape, 1 / outlined.shape[-1], dtype=outlined.dtype, device=device)
 
     def linear(outlined: Linear) -> Linear:
-        return Linear(numbers(outlined.weight), None, fast)
+        return Linear(numbers(outlined.weight), None, form)
 
     def norm(outlined: Norm) -> Norm:
         return Norm(numbers(outlined.gain), 1e-6)

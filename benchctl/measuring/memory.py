@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from benchctl import bundled
 from benchctl.decoding.experts.offload import OffloadsExperts, capacity_of, mixtures_of
-from benchctl.decoding.model.footprint import footprint, products
-from benchctl.decoding.model.kernels import layouts
+from benchctl.decoding.model.footprint import footprint, forms, products
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer, talk
 from benchctl.decoding.modules.adapters import Adapters
@@ -55,18 +54,19 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     holds otherwise is unknown.
     """
     settings, dtype, device = checked.settings, checked.dtype, checked.device
+    weights = settings.models.weights
     names = [checked.models.target]
     drafts = (choice.draft_model(checked.models.draft) for choice in checked.choices if not choice.unsupported)
     names += list(dict.fromkeys(filter(None, drafts)))
     outlines = [outline(load_tokenizer(bundled.resolve(name)).config, dtype) for name in names]
-    target, sizes = outlines[0], [footprint(each, device) for each in outlines]
+    target, sizes = outlines[0], [footprint(each, device, weights) for each in outlines]
     longest = max(prompt_tokens(checked))
     texts = (longest + settings.answers.max_new_tokens) * settings.batch_size
     cached = sum(2 * model.layers * model.info.kv_size * texts for model in outlines) * target.dtype.itemsize
     info, logits = target.info, _LOGIT_ROWS * _LOGIT_BYTES * target.vocabulary
     row = 4 * info.hidden_size + info.query_size + 2 * info.kv_size + 3 * info.mlp_size
     held = {"target": sizes[0].held, "draft model": sum(size.held for size in sizes[1:])}
-    held["modules"] = sum(_modules_bytes(choice, target, device) for choice in checked.choices)
+    held["modules"] = sum(_modules_bytes(choice, target, forms(target, device, weights)) for choice in checked.choices)
     held["experts"] = sum(_fast_tier_bytes(choice, target) for choice in checked.choices)
     held |= {"cache": cached, "work": logits + longest * settings.batch_size * row * target.dtype.itemsize}
     held = {name: size for name, size in held.items() if size}
@@ -119,7 +119,7 @@ def prompt_tokens(checked: CheckedRun) -> list[int]:
     ]
 
 
-def _modules_bytes(choice: Choice, target: Target, device: str) -> int:
+def _modules_bytes(choice: Choice, target: Target, product_forms: float) -> int:
     """Of a label's trained modules, and of the merged layers that adapters are decoded with."""
     method = choice.method
     if choice.unsupported or not isinstance(method, Trainable) or choice.modules is None:
@@ -130,8 +130,7 @@ def _modules_bytes(choice: Choice, target: Target, device: str) -> int:
         return 0
     values: int = sum(tensor.numel() for tensor in module.state_dict().values())
     if any(isinstance(part, Adapters) for part in module.modules()):
-        forms = layouts(target.parameters * target.dtype.itemsize, target.dtype) if device == "cpu" else 1
-        values += forms * sum(product.weight.numel() for product in products(target))
+        values += int(product_forms * sum(product.weight.numel() for product in products(target)))
     return values * target.dtype.itemsize
 
 

@@ -74,9 +74,9 @@ class RunSummary:
         return harness_s / self.wall_s if self.wall_s else 0.0
 
 
-def model_store(dtype: str, device: str) -> Callable[[str], Target]:
+def model_store(dtype: str, device: str, weights: str = "auto") -> Callable[[str], Target]:
     """Loads each model of a run once, by embedded name, folder or hub id."""
-    return cache(lambda name: Target.load(bundled.resolve(name), dtype=dtype, device=device))
+    return cache(lambda name: Target.load(bundled.resolve(name), dtype=dtype, device=device, weights=weights))
 
 
 def run(checked: CheckedRun, report: Report) -> RunSummary:
@@ -95,7 +95,7 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
     needs = memory_needs(checked)
     if not all(need.is_met for need in needs):
         notify(f"This run may not fit into memory: it needs {describe(needs)}.")
-    models = model_store(checked.dtype, checked.device)
+    models = model_store(checked.dtype, checked.device, settings.models.weights)
     with explained("The target", needs):
         target = models(checked.models.target)
         guard, clock = WeightGuard(target), Clock(checked.device)
@@ -255,6 +255,7 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
         suites=tuple(map(suite_info, checked.suites)),
         methods=tuple(map(method_info, choices)),
         dtype=checked.dtype,
+        weights="" if settings.models.weights == "auto" else settings.models.weights,
         device=checked.device,
         executor=EXECUTOR,
         attention=ATTENTION,
@@ -299,6 +300,7 @@ def suite_info(suite: Suite) -> SuiteInfo:
         prompts=len(suite.prompts),
         own=suite.own,
         exact_answers={prompt.id: prompt.exact_answers for prompt in suite.prompts if any(prompt.exact_answers)},
+        categories={prompt.id: prompt.category for prompt in suite.prompts if prompt.category},
     )
 
 
@@ -329,7 +331,7 @@ def traffic_of(target: Target) -> tuple[int, int]:
     """
     if target.encoder is not None or any(block.attention.window is not None for block in target.blocks):
         return 0, 0
-    step_bytes = target.final_norm.gain.nbytes + target.lm_head.weight.nbytes
+    step_bytes = target.final_norm.gain.nbytes + target.lm_head.weight_bytes
     cache_token_bytes = 0
     for block in target.blocks:
         attention = block.attention
@@ -340,7 +342,7 @@ def traffic_of(target: Target) -> tuple[int, int]:
             step_bytes += block.mlp.router.nbytes + of_experts * block.mlp.top_k // len(block.mlp.gate_up)
         else:
             linears += [block.mlp.gate_up, block.mlp.down]
-        step_bytes += sum(linear.weight.nbytes for linear in linears)
+        step_bytes += sum(linear.weight_bytes for linear in linears)
         step_bytes += sum(linear.bias.nbytes for linear in linears if linear.bias is not None)
         step_bytes += sum(norm.gain.nbytes for norm in norms if norm is not None)
         cache_token_bytes += 2 * attention.kv_heads * attention.head_dim * target.dtype.itemsize

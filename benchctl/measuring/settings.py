@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from benchctl.records.schema import Mode
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+WEIGHTS = ("auto", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 SOURCES = ("auto", "published", "embedded")
 LongPrompts = Literal["error", "skip", "cut"]
 
 BENCH_FLAGS = ("--suite", "--bench", "-b")
-BENCHES_HELP = "Suite (see `benchctl list suites`), or a .jsonl file of `prompt` or `turns` records. May be repeated."
+BENCHES_HELP = (
+    "Suite (see `benchctl list suites`), one category of it (spec-bench/rag), or a .jsonl file of `prompt` or `turns` "
+    "records. May be repeated."
+)
 TARGET_HELP = "Target model: embedded name, folder or hub id.  [default: the embedded target]"
 DRAFT_HELP = "Draft model with the target's tokenizer.  [default: the one embedded with the target]"
 _MODEL = "NAME|FOLDER|ID"
@@ -30,7 +34,9 @@ class PromptSettings:
     benches: tuple[str, ...] = setting(
         ("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE", completion="benches"
     )
-    limit: int | None = setting(None, "Only the first N prompts of each suite.  [default: all]", least=1, metavar="N")
+    limit: int | None = setting(
+        None, "Only N prompts of each suite, of each category as many.  [default: all]", least=1, metavar="N"
+    )
     source: str = setting(
         "auto",
         "published: only the published prompts. embedded: only the embedded sample. auto: the sample as fallback.",
@@ -53,6 +59,12 @@ class ModelSettings:
     dtype: str = setting("auto", "Number format; auto: float32 on a CPU, bfloat16 on a GPU.", choices=DTYPES)
     device: str = setting("auto", "Where to run; auto: a GPU if there is one.", choices=DEVICES)
     threads: int = setting(1, "CPU threads of torch. 1 gives the least noise.", least=1)
+    weights: str = setting(
+        "auto",
+        "Number format of weight matrices; auto: as --dtype. float16: half the memory traffic of float32 on a CPU. "
+        "Arithmetic stays in float32. It is another target: its answers may differ.",
+        choices=WEIGHTS,
+    )
 
 
 @dataclass(frozen=True)

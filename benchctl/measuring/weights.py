@@ -6,13 +6,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
+from benchctl.decoding.model.kernels import unpacked
 from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 
+Weight = Tensor | torch.ScriptObject
 _SAMPLES = 128  # numbers of each tensor that are looked at after each generation
 
 
@@ -53,7 +56,7 @@ class WeightGuard:
         """By dtype, views of some numbers of each tensor, which show changes in place."""
         views: dict[torch.dtype, list[Tensor]] = {}
         for _, tensor in _tensors("", self._target, set()):
-            if not tensor.is_mkldnn:  # packed for one shape of products; unpacking takes too long for each generation
+            if _is_plain(tensor):  # unpacking others takes too long for each generation
                 values = _flat(tensor)
                 views.setdefault(tensor.dtype, []).append(values[:: max(1, values.numel() // _SAMPLES)])
         return views
@@ -61,9 +64,18 @@ class WeightGuard:
     def _checksums(self) -> dict[str, int]:
         checksums: dict[str, int] = {}
         for path, tensor in _tensors("", self._target, set()):
-            values = _flat(tensor.to_dense() if tensor.is_mkldnn else tensor)
+            values = _flat(tensor if _is_plain(tensor) else _read(tensor))
             checksums[path] = zlib.crc32(values.contiguous().view(torch.uint8).cpu().numpy().data)
         return checksums
+
+
+def _is_plain(weight: Weight) -> TypeGuard[Tensor]:
+    """Whether it is not packed for one kind of products."""
+    return isinstance(weight, Tensor) and not weight.is_mkldnn
+
+
+def _read(packed: Weight) -> Tensor:
+    return packed.to_dense() if isinstance(packed, Tensor) else unpacked(packed)
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -71,12 +83,12 @@ def _flat(tensor: Tensor) -> Tensor:
     return (tensor if tensor.is_contiguous() or tensor.ndim < 2 else tensor.mT).detach().reshape(-1)
 
 
-def _tensors(path: str, value: object, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(path: str, value: object, seen: set[int]) -> Iterator[tuple[str, Weight]]:
     """All tensors within a target's attributes, each once, by where they are."""
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | torch.ScriptObject):  # the latter are packed float16 weights
         yield path, value
         return
     inner: Iterable[tuple[object, object]] = ()

@@ -63,6 +63,7 @@ class SuiteInfo:
     """A suite as it was used. `own` marks one of benchctl itself, which is embedded whole.
 
     `exact_answers` holds, by prompt id, how a right answer to each turn ends, "" where that cannot be said.
+    `categories` holds the category of each prompt that has one, by its id. Files of earlier versions have none.
     """
 
     name: str
@@ -72,6 +73,8 @@ class SuiteInfo:
     prompts: Count
     own: bool = False
     exact_answers: Mapping[str, Texts] = field(default_factory=dict)
+    # Not compared, since `sha256` covers it: a run that was started without it can go on.
+    categories: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def is_sample(self) -> bool:
@@ -121,6 +124,7 @@ class Run:
     suites: tuple[SuiteInfo, ...]
     methods: tuple[MethodInfo, ...]
     dtype: str
+    weights: str = ""
     device: str
     executor: str
     attention: str
@@ -142,6 +146,11 @@ class Run:
     machine: Mapping[str, Fact]
     versions: Mapping[str, str]
     commit: str
+
+    @property
+    def target_name(self) -> str:
+        """With the number format of its weights where they have one of their own: then it is another target."""
+        return f"{self.target.name} ({self.weights} weights)" if self.weights else self.target.name
 
     def __post_init__(self) -> None:
         if self.baseline not in {method.label for method in self.methods}:

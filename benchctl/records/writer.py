@@ -14,9 +14,9 @@ from benchctl.records.reader import StoredRows, index, is_json, run_of, torn_bat
 from benchctl.records.schema import ModelInfo, Row, Run, SuiteInfo, to_line
 
 _SAME_ON_RESUME = (
-    *("target", "draft", "baseline", "methods", "suites", "dtype", "device", "executor", "attention", "threads"),
-    *("temperature", "top_p", "top_k", "seed", "max_new_tokens", "repeats", "batch_size", "modes", "context_fill"),
-    "order",
+    *("weights", "target", "draft", "baseline", "methods", "suites", "dtype", "device", "executor", "attention"),
+    *("threads", "temperature", "top_p", "top_k", "seed", "max_new_tokens", "repeats", "batch_size", "modes"),
+    *("context_fill", "order"),
 )
 
 

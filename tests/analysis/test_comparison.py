@@ -33,6 +33,7 @@ from benchctl.analysis.stats.intervals import Interval
         ({"target": replace(TARGET, weights_sha256="zz")}, "target"),
         ({"suites": (replace(KOALA, sha256="zz"),)}, "prompts"),
         ({"dtype": "bfloat16"}, "dtype"),
+        ({"weights": "float16"}, "weights"),
         ({"device": "cuda"}, "device"),
         ({"executor": "compiled"}, "executor"),
         ({"threads": 2}, "threads"),

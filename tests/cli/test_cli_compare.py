@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_records import DRAFTED, EXITING, RUN, drafted_row, usual_rows, write
+from fixtures_records import DRAFTED, EXITING, KOALA, RUN, drafted_row, usual_rows, write
 
 from benchctl.cli import main
 
@@ -34,6 +34,21 @@ def test_json_and_csv_are_alone_on_stdout(path: Path) -> None:
     result = _compare(path, "--format", "json")
     assert [method["label"] for method in json.loads(result.stdout)["groups"][0]["suites"][0]["methods"]]
     assert "Note:" in result.stderr and "torn" in result.stderr
+
+
+def test_by_category_is_offered_where_there_are_categories_and_refused_where_there_are_none(path: Path) -> None:
+    categories = {f"p{number}": "maths" if number < 5 else "rag" for number in range(20)}
+    run = replace(RUN, suites=(replace(KOALA, categories=categories),))
+    other = write(path.with_name("categories.jsonl"), usual_rows(), run)
+    offered = [_compare(file).stdout.splitlines()[-1] for file in (path, other)]
+    assert ["--by-category" in line for line in offered] == [False, True]
+    result = _compare(other, "--by-category")
+    assert (result.exit_code, "--by-category" in result.stdout) == (0, False)
+    assert [name for name in ("koala/maths", "koala/rag") if name in result.stdout] == ["koala/maths", "koala/rag"]
+    suites = json.loads(_compare(other, "--by-category", "--format", "json").stdout)["groups"][0]["suites"]
+    assert [suite["suite"] for suite in suites] == ["koala/maths", "koala/rag", "koala"]
+    assert _compare(path, "--by-category").exit_code == 2
+    assert _compare(other, "--by-category", "--acceptance").exit_code == 2
 
 
 def test_a_pattern_in_quotes_is_expanded_and_files_count_once(path: Path) -> None:

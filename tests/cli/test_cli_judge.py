@@ -24,8 +24,10 @@ from benchctl.cli import main
 from benchctl.cli.judge import JudgeOptions, judge_label
 from benchctl.judging.judge import Reply, Usage
 from benchctl.measuring.prompts.suites import load_suite
+from benchctl.measuring.run import suite_info
 from benchctl.records.schema import SuiteInfo
 from benchctl.records.scores import read_scores
+from benchctl.records.writer import read
 
 RUN_VERB = import_module("benchctl.cli.run")
 KEY = "sk-test-3f9a81c7d2e64b05"
@@ -54,6 +56,23 @@ def results(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     folder.mkdir()
     return write(folder / "first.jsonl", [replace(row, suite="numbers") for row in rows], replace(RUN, suites=(info,)))
+
+
+def test_prompts_are_those_that_the_limit_takes_of_each_category_or_the_first_as_in_earlier_versions(
+    results: Path, tmp_path: Path
+) -> None:
+    """A run that is not finished: so its rows do not show which prompts it has."""
+    suite = tmp_path / "numbers.jsonl"
+    prompts = [{**prompt, "category": "ab"[n // 2]} for n, prompt in enumerate(PROMPTS)]
+    suite.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    file = read(results)
+    for ids in (("p0", "p2"), ("p0", "p1")):
+        loaded = load_suite(str(suite), source="auto", limit=None, notify=lambda notice: None)
+        part = replace(loaded, prompts=tuple(prompt for prompt in loaded.prompts if prompt.id in ids))
+        rows = [row for row in file.rows if row.prompt_id == "p0"]
+        path = write(results.parent / f"{ids[1]}.jsonl", rows, replace(file.run, suites=(suite_info(part),)))
+        result = judge(path, "--judge", "exact")
+        assert result.exit_code == 0, result.output
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from benchctl.decoding.model.kernels import Linear, Norm, may_copy
+from benchctl.decoding.model.kernels import Form, Linear, Norm, may_copy
 
 # Below and above the size from which weights are packed for several rows.
 SHAPES = {"small": (48, 32), "large": (520, 264), "wide head": (4096, 64)}
@@ -37,7 +39,7 @@ def test_float64_products_are_exactly_those_of_torch(rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 5, 20])
 def test_without_copies_products_are_exactly_those_of_torch(rows: int) -> None:
     weight, x = randn(520, 264), randn(rows, 264, seed=3)
-    assert torch.equal(Linear(weight, None, fast=False)(x), F.linear(x, weight))
+    assert torch.equal(Linear(weight, None, "plain")(x), F.linear(x, weight))
 
 
 def test_weight_reads_as_before_whatever_its_layout() -> None:
@@ -45,6 +47,26 @@ def test_weight_reads_as_before_whatever_its_layout() -> None:
     linear = Linear(weight)
     assert (linear.out_features, linear.in_features) == (520, 264)
     assert torch.equal(linear.weight, weight)
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_some_outputs_alone_are_those_of_the_whole_product(shape: tuple[int, int], bias: bool, form: Form) -> None:
+    weight, offset, ids = randn(*shape), randn(shape[0]) if bias else None, torch.tensor([1, 5, 17, 40])
+    whole = Linear(weight, offset, form)
+    some = whole.rows(ids)
+    assert some.out_features == 4
+    for rows in (1, 5, 20):
+        x = randn(rows, shape[1], seed=rows)
+        torch.testing.assert_close(some(x), whole(x)[:, ids], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_some_outputs_keep_the_precision_of_the_weights(dtype: torch.dtype) -> None:
+    weight, x = randn(520, 264, dtype=dtype), randn(3, 264, dtype=dtype, seed=1)
+    got = Linear(weight).rows(torch.tensor([3, 500]))(x)
+    assert got.dtype == dtype and torch.equal(got, F.linear(x, weight[[3, 500]]))
 
 
 def test_rows_that_are_a_slice_of_a_larger_tensor_are_read_right() -> None:
@@ -76,10 +98,10 @@ def test_half_precision_norm_is_computed_in_float32(dtype: torch.dtype) -> None:
     torch.testing.assert_close(Norm(gain, 1e-5)(x), expected, rtol=0.01, atol=1e-3)
 
 
-@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("form", get_args(Form))
 @pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
-def test_the_tail_of_a_product_is_its_last_outputs(bias: bool, fast: bool) -> None:
-    linear = Linear(randn(520, 264), randn(520, seed=2) if bias else None, fast)
+def test_the_tail_of_a_product_is_its_last_outputs(bias: bool, form: Form) -> None:
+    linear = Linear(randn(520, 264), randn(520, seed=2) if bias else None, form)
     tail = linear.tail(300)
     assert tail.out_features == 220
     for rows in (1, 6, 20):

@@ -39,7 +39,7 @@ def batch_of(
         final=norm(states[-1].double()).float(),
         norm=lambda residual: norm(residual.double()).to(residual.dtype),
         head=lambda normed: head(normed.double()),
-        layer=lambda index: read_layer(_single(naive), index, fast=False),
+        layer=lambda index: read_layer(_single(naive), index, "plain"),
         rotary=lambda positions: rotary_table(_single(naive), length, torch.float32)[positions],
     )
 

@@ -20,7 +20,7 @@ from refusals import refused
 from tiny import tiny_folder
 
 from benchctl.cli import main
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import Target, form_sha256
 from benchctl.errors import UserError
 from benchctl.judges.exact import Exact
 from benchctl.judges.likelihood import Likelihood
@@ -109,6 +109,21 @@ def test_likelihood_is_taken_in_the_dtype_of_the_run(target: Path) -> None:
         row = row_of(target, ["Say something."], [], (40, 7))
         scores.append(judge.grade(run, [row], Question(turns=("Say something.",), first=("x",))))
     assert scores[0] != scores[1] and scores[0] == pytest.approx(scores[1], rel=0.02)
+
+
+def test_likelihood_is_taken_with_the_weights_of_the_run(target: Path) -> None:
+    """And refuses a run of these files in another form before any weights are read."""
+    whole, judge = run_of(target), Likelihood(model=str(target))
+    half = replace(whole, weights="float16")
+    with refused("other_target", "weights"):
+        judge.prepare(place(half))
+    half = replace(half, target=replace(half.target, weights_sha256=form_sha256(half.target.weights_sha256, "float16")))
+    row, question = row_of(target, ["Say something."], [], (40, 7)), Question(turns=("Say something.",), first=("x",))
+    scores = []
+    for each in (whole, half):
+        judge.prepare(place(each))
+        scores.append(judge.grade(each, [row], question))
+    assert scores[0] != scores[1] and scores[0] == pytest.approx(scores[1], rel=0.002)
 
 
 def test_likelihood_of_a_prompt_that_was_cut_is_after_the_tokens_that_were_kept(target: Path) -> None:

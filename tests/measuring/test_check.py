@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures_run import make_settings, write_prompts
@@ -136,6 +137,22 @@ def test_batches_on_a_target_with_an_encoder_are_refused_early(settings: ask.Run
     assert quiet_check(asked).models.target == encoding
     with refused("no_batches", "t5", "--batch-size"):
         quiet_check(replace(asked, batch_size=2))
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"target": "t5"}, {"target": "mixtral"}], ids=str)
+def test_float16_weights_are_refused_early_where_there_are_no_products_for_them(
+    settings: ask.RunSettings, changes: dict[str, str], encoding: str, tmp_path: Path
+) -> None:
+    tiny_folder(tmp_path / "mixtral", "mixtral")
+    places: dict[str, Any] = {**changes}
+    if "target" in places:
+        places["target"] = str(tmp_path / changes["target"])
+    models = replace(settings.models, draft="", weights="float16")
+    asked = replace(settings, models=models, methods=("autoregressive",))
+    assert quiet_check(asked).settings.models.weights == "float16"
+    with refused("weights_unsupported", "--weights float16"):
+        quiet_check(replace(asked, models=replace(models, **places)))
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -49,6 +49,7 @@ def held_bytes(target: Target) -> int:
     """Of all tensors of a target, memory that several share counted once."""
     sizes: dict[int, int] = {}
     for _, tensor in _tensors("", target, set()):
+        assert isinstance(tensor, torch.Tensor)
         if tensor.is_mkldnn:
             sizes[id(tensor)] = tensor.to_dense().nbytes
         else:
@@ -188,7 +189,7 @@ def test_the_time_is_that_of_all_steps_and_prompts(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """24 generations of 6 tokens, and 2 rounds of warm-up: 1 prompt by 3 labels each."""
-    monkeypatch.setattr(durations, "calibrate", lambda target, device, clock: (1.0, 0.01))
+    monkeypatch.setattr(durations, "calibrate", lambda *_: (1.0, 0.01))
     checked = check(make_settings(run_folder, tmp_path / "out.jsonl"), lambda notice: None)
     tokens = memory.prompt_tokens(checked)
     assert len(tokens) == 4  # of three prompts, one of two turns
@@ -203,7 +204,7 @@ def test_the_calibration_scales_with_layers_and_head() -> None:
     target = outline(tiny_config("llama", layers=4))
     attention, mlp = target.blocks[0].attention, target.blocks[0].mlp
     layer = sum(weight.nbytes for weight in (attention.qkv.weight, attention.out.weight, *mlp.weights))
-    step_s, row_s = calibrate(target, "cpu", lambda: float(next(ticks)))
+    step_s, row_s = calibrate(target, "fast", "cpu", lambda: float(next(ticks)))
     assert step_s == pytest.approx(1 + target.lm_head.weight.nbytes / (4 * layer)) and row_s == 1 / 64
 
 

@@ -21,6 +21,10 @@ CONTENT = b'{"id": "koala_0", "prompt": "Hello?"}\n'
 WIZARD = b'{"idx": 1, "Skill": "Math", "Difficulty": 1, "Instruction": "2 + 2?"}\r\n'
 
 
+VICUNA = b'{"question_id": 1, "category": "generic", "turns": ["Hi?"]}\n'
+SPEC_BENCH = b'{"question_id": 2, "category": "rag", "turns": ["Hi?"]}\n'
+
+
 class Network:
     """A fake opener: answers with one content, or fails with one error, and counts the calls."""
 
@@ -40,9 +44,11 @@ OFFLINE = URLError(socket.gaierror(-2, "Name or service not known"))
 
 @pytest.fixture(autouse=True)
 def small_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """koala and wizardlm pinned to the one-line files above, and a cache of the test's own."""
+    """Four suites pinned to the one-line files above, and a cache of the test's own."""
+    monkeypatch.delenv("BENCHCTL_DATA", raising=False)
     monkeypatch.setenv("BENCHCTL_CACHE", str(tmp_path / "cache"))
-    pins = {"koala": sha256(CONTENT), "wizardlm": sha256(WIZARD)}
+    contents = {"koala": CONTENT, "wizardlm": WIZARD, "vicuna": VICUNA, "spec-bench": SPEC_BENCH}
+    pins = {name: sha256(content) for name, content in contents.items()}
     pinned = tuple(sources.SuiteSpec(**{**vars(spec), "sha256": pins.get(spec.name, "")}) for spec in suites.SUITES)
     monkeypatch.setattr(suites, "SUITES", pinned)
 
@@ -63,7 +69,7 @@ def load(
 
 
 def kept() -> Path:
-    return prompts_folder() / "koala_test_set.jsonl"
+    return prompts_folder() / "koala/koala_test_set.jsonl"
 
 
 def test_fetched_file_is_announced_checked_kept_and_then_read_from_the_cache() -> None:
@@ -73,7 +79,14 @@ def test_fetched_file_is_announced_checked_kept_and_then_read_from_the_cache() -
     assert first == again
     assert (first.source, first.origin, first.sha256) == ("published", network.addresses[0], sha256(CONTENT))
     assert len(notices) == 1 and network.addresses[0] in notices[0]
-    assert [path.name for path in prompts_folder().iterdir()] == ["koala_test_set.jsonl"]
+    assert [path.name for path in kept().parent.iterdir()] == ["koala_test_set.jsonl"]
+
+
+def test_a_copy_that_an_earlier_version_kept_is_read_from_its_place() -> None:
+    prompts_folder().mkdir(parents=True)
+    (prompts_folder() / "koala_test_set.jsonl").write_bytes(CONTENT)
+    notices: list[str] = []
+    assert load(Network(OFFLINE), notices=notices).source == "published" and notices == []
 
 
 def test_fetched_file_with_another_checksum_is_an_error_and_not_kept() -> None:
@@ -102,7 +115,7 @@ def test_an_unwritable_cache_costs_a_notice_only(fault: str, tmp_path: Path, mon
         monkeypatch.setattr("benchctl.measuring.prompts.sources.os.replace", full)
     assert load(Network(CONTENT), notices=notices).source == "published"
     assert "not kept in" in notices[-1] and not kept().exists()
-    assert fault == "folder" or list(prompts_folder().iterdir()) == []
+    assert fault == "folder" or list(kept().parent.iterdir()) == []
 
 
 def test_without_network_the_embedded_sample_replaces_the_published_prompts_unless_those_are_asked_for() -> None:
@@ -111,8 +124,27 @@ def test_without_network_the_embedded_sample_replaces_the_published_prompts_unle
     assert (suite.source, len(suite.prompts)) == ("embedded", 30)
     (notice,) = notices
     assert all(fact in notice for fact in ("Name or service not known", "30", "180", "BENCHCTL_DATA"))
-    with refused("suite_unreachable", "koala", "BENCHCTL_DATA", "--source embedded"):
+    with refused("suite_unreachable", "koala", "BENCHCTL_DATA", "--source embedded", str(kept())):
         load(Network(OFFLINE), source="published")
+
+
+def test_a_suite_without_a_sample_is_refused_without_network_with_the_place_for_its_file() -> None:
+    place = prompts_folder() / "vicuna_bench/question.jsonl"
+    with refused("suite_unreachable", "vicuna", str(place), "Name or service not known"):
+        load(Network(OFFLINE), "vicuna")
+    place.parent.mkdir(parents=True)
+    place.write_bytes(VICUNA)
+    assert load(Network(OFFLINE), "vicuna").prompts[0].turns == ("Hi?",)
+    with refused("no_sample", "vicuna"):
+        load(Network(OFFLINE), "vicuna", source="embedded")
+
+
+def test_two_suites_whose_files_have_one_name_are_both_kept() -> None:
+    network = Network(OFFLINE)
+    for name, content in (("vicuna", VICUNA), ("spec-bench", SPEC_BENCH)):
+        load(Network(content), name)
+    assert [load(network, name).prompts[0].id for name in ("vicuna", "spec-bench")] == ["1", "2"]
+    assert network.addresses == []
 
 
 def test_embedded_touches_neither_network_nor_cache_nor_folder(tmp_path: Path) -> None:
@@ -204,13 +236,20 @@ def test_changed_file_in_data_dir_runs_as_a_file_but_never_as_published(tmp_path
         load(Network(OFFLINE), source="published", data_dir=tmp_path)
 
 
+def test_in_a_flat_folder_the_published_file_goes_before_another_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "spec_bench").mkdir()
+    (tmp_path / "spec_bench/question.jsonl").write_bytes(VICUNA)
+    (tmp_path / "question.jsonl").write_bytes(SPEC_BENCH)
+    assert load(Network(OFFLINE), "spec-bench", source="published", data_dir=tmp_path).prompts[0].id == "2"
+
+
 def test_non_commercial_licence_is_announced_for_published_prompts_only() -> None:
     notices: list[str] = []
     suite = load(Network(WIZARD), "wizardlm", notices=notices)
     assert suite.prompts[0].turns == ("2 + 2?",)
     assert "CC BY-NC 4.0" in notices[-1]
     notices.clear()
-    (prompts_folder() / "WizardLM_testset.jsonl").unlink()
+    (prompts_folder() / "wizardlm/WizardLM_testset.jsonl").unlink()
     assert load(Network(OFFLINE), "wizardlm", notices=notices).source == "embedded"
     assert not any("CC BY-NC" in text for text in notices)
 

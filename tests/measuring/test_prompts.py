@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,31 +24,34 @@ from benchctl.errors import UserError
 from benchctl.exact_match import is_right
 from benchctl.measuring import settings as ask
 from benchctl.measuring.prompts.fit import Filler, filler_text, make_filler
-from benchctl.measuring.prompts.sources import SuiteSpec
+from benchctl.measuring.prompts.sources import SIZE_LIMIT_BYTES, SuiteSpec, sha256
 from benchctl.measuring.prompts.suites import SUITES, Suite, load_suite, suite_names
+from benchctl.measuring.run import suite_info
 from benchctl.measuring.settings import RunSettings
 from reference import tasks
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+SHARED = Path(os.environ.get("BENCHCTL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 needs_published = pytest.mark.skipif(not SHARED.is_dir(), reason="the published files are not beside the repository")
 
 
 PUBLISHED = [spec for spec in SUITES if not spec.own]
+AT_HAND = [spec for spec in PUBLISHED if (SHARED / spec.file).is_file()]
+SAMPLED = [spec for spec in PUBLISHED if spec.embedded_prompts]
 
 
 def embedded(name: str, limit: int | None = None) -> Suite:
     return load_suite(name, source="embedded", limit=limit, notify=lambda text: None)
 
 
-def published(name: str) -> Suite:
-    return from_folder(name, SHARED, "published")
+def published(name: str, limit: int | None = None) -> Suite:
+    return from_folder(name, SHARED, "published", limit)
 
 
-def from_folder(name: str, folder: Path, source: str = "auto") -> Suite:
+def from_folder(name: str, folder: Path, source: str = "auto", limit: int | None = None) -> Suite:
     """A known suite from a folder of BENCHCTL_DATA."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCHCTL_DATA", str(folder))
-        return load_suite(name, source=source, limit=None, notify=lambda text: None)
+        return load_suite(name, source=source, limit=limit, notify=lambda text: None)
 
 
 def own(path: Path, limit: int | None = None) -> Suite:
@@ -58,7 +64,7 @@ def written(folder: Path, content: str | bytes, name: str = "mine.jsonl") -> Pat
     return path
 
 
-@pytest.mark.parametrize("spec", PUBLISHED, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", SAMPLED, ids=lambda spec: spec.name)
 def test_embedded_sample_is_read_by_its_suites_own_reader_and_says_embedded(spec: SuiteSpec) -> None:
     suite = embedded(spec.name)
     assert len(suite.prompts) == spec.embedded_prompts >= 24
@@ -81,21 +87,21 @@ def runs_of_words(text: str, length: int) -> set[tuple[str, ...]]:
 @needs_published
 def test_no_embedded_prompt_shares_eight_words_in_a_row_with_a_published_one() -> None:
     theirs = {
-        run for spec in PUBLISHED for p in published(spec.name).prompts for run in runs_of_words("\n".join(p.turns), 8)
+        run for spec in AT_HAND for p in published(spec.name).prompts for run in runs_of_words("\n".join(p.turns), 8)
     }
     assert len(theirs) > 10_000
-    for name in suite_names():
-        for prompt in embedded(name).prompts:
+    for spec in SUITES:
+        for prompt in embedded(spec.name).prompts if spec.embedded_prompts else ():
             assert not runs_of_words("\n".join(prompt.turns), 8) & theirs, prompt
 
 
 @needs_published
-@pytest.mark.parametrize("spec", PUBLISHED, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", AT_HAND, ids=lambda spec: spec.name)
 def test_published_layout_is_read_whole(spec: SuiteSpec) -> None:
     suite = published(spec.name)
     assert (suite.source, suite.origin, suite.sha256) == ("published", spec.address, spec.sha256)
     assert len(suite.prompts) == spec.prompts
-    assert {len(prompt.turns) for prompt in suite.prompts} == {spec.turns}
+    assert max(len(prompt.turns) for prompt in suite.prompts) == spec.turns
     assert not any(turn.endswith("\r") for prompt in suite.prompts for turn in prompt.turns)
 
 
@@ -125,6 +131,72 @@ def test_self_instruct_input_follows_the_instruction_after_a_blank_line(tmp_path
     suite = from_folder("self-instruct", path.parent)
     (prompt,) = suite.prompts
     assert (prompt.turns, prompt.reference, prompt.category) == ((text,), ("4",), "maths")
+
+
+def known_file(name: str, lines: Sequence[dict[str, object]], folder: Path) -> Path:
+    """A file of a known suite, where BENCHCTL_DATA=folder has it; compressed where the published one is."""
+    spec = next(spec for spec in SUITES if spec.name == name)
+    content = "\n".join(map(json.dumps, lines)).encode()
+    return written(folder, gzip.compress(content) if spec.file.endswith(".gz") else content, Path(spec.file).name)
+
+
+def test_mt_bench_is_one_of_the_six_categories_of_spec_bench(tmp_path: Path) -> None:
+    categories = ["writing", "humanities", "translation", "rag"]
+    lines: list[dict[str, object]] = [
+        {"question_id": n, "category": category, "turns": ["One?", "Two?"][: 2 - n // 2], "reference": [["a", "b"]]}
+        for n, category in enumerate(categories)
+    ]
+    known_file("spec-bench", lines, tmp_path)
+    prompts = from_folder("spec-bench", tmp_path).prompts
+    assert [prompt.category for prompt in prompts] == ["multi-turn", "multi-turn", "translation", "rag"]
+    assert [(prompt.id, len(prompt.turns)) for prompt in prompts] == [("0", 2), ("1", 2), ("2", 1), ("3", 1)]
+
+
+@needs_published
+@pytest.mark.skipif(not (SHARED / "spec_bench").is_dir(), reason="spec_bench is not among the published files")
+def test_spec_bench_has_eighty_prompts_of_each_category_and_a_limit_takes_as_many_of_each() -> None:
+    categories = ["multi-turn", "translation", "summarization", "qa", "math_reasoning", "rag"]
+    assert Counter(prompt.category for prompt in published("spec-bench").prompts) == dict.fromkeys(categories, 80)
+    few = [prompt.category for prompt in published("spec-bench", limit=24).prompts]
+    assert few == [category for category in categories for _ in range(4)]
+    rag = published("spec-bench/rag", limit=2)
+    assert [(prompt.id, prompt.suite) for prompt in rag.prompts] == [(id, "spec-bench/rag") for id in ("481", "482")]
+
+
+def test_gsm8k_has_the_bare_question_and_the_number_that_the_answer_ends_with(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"question": "2 x 4 x 5?", "answer": "2 x 4 = <<2*4=8>>8.\n8 x 5 = 40 # done\n#### 40"},
+        {"question": "And 1,000 more?", "answer": "#### 1,040"},
+    ]
+    known_file("gsm8k", lines, tmp_path)
+    prompts = from_folder("gsm8k", tmp_path).prompts
+    assert [(each.id, each.turns, each.exact_answers) for each in prompts] == [
+        ("1", ("2 x 4 x 5?",), ("40",)),
+        ("2", ("And 1,000 more?",), ("1,040",)),
+    ]
+    assert is_right("So it is $1040.", prompts[1].exact_answers[0])
+
+
+def test_humaneval_is_unpacked_and_its_prompt_is_the_code_alone(tmp_path: Path) -> None:
+    code = 'def add(a: int, b: int) -> int:\n    """The sum."""\n'
+    path = known_file("humaneval", [{"task_id": "HumanEval/0", "prompt": code, "test": ""}], tmp_path)
+    suite = from_folder("humaneval", tmp_path)
+    assert [(prompt.id, prompt.turns) for prompt in suite.prompts] == [("HumanEval/0", (code,))]
+    assert suite.sha256 == sha256(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("content", "id"),
+    [
+        (gzip.compress(b'{"prompt": "a"}')[:-4], "broken_gzip"),
+        (gzip.compress(b'{"prompt": "a"}') + b"more", "broken_gzip"),
+        (b"\x1f\x8bno deflate", "broken_gzip"),
+        (gzip.compress(b" " * (SIZE_LIMIT_BYTES + 1)), "file_too_large"),
+    ],
+)
+def test_a_compressed_file_that_is_not_whole_or_too_large_is_refused(tmp_path: Path, content: bytes, id: str) -> None:
+    with refused(id, "mine.jsonl.gz"):
+        own(written(tmp_path, content, "mine.jsonl.gz"))
 
 
 def test_own_file_takes_prompts_and_turns_with_line_numbers_for_missing_ids(tmp_path: Path) -> None:
@@ -158,6 +230,30 @@ def test_limit_takes_the_first_prompts_and_leaves_the_file_hash_alone(tmp_path: 
     assert [prompt.turns[0] for prompt in two.prompts] == ["a", "b"]
     assert whole.sha256 == two.sha256
     assert whole.prompts_sha256 != two.prompts_sha256 == own(path, limit=2).prompts_sha256
+
+
+def test_limit_takes_as_many_of_each_category_in_file_order_where_it_has_as_many(tmp_path: Path) -> None:
+    lines = [json.dumps({"id": f"{category}{n}", "prompt": "?", "category": category})
+             for category, count in (("a", 3), ("b", 1), ("c", 3)) for n in range(count)]  # fmt: skip
+    path = written(tmp_path, "\n".join(lines))
+    kept = {limit: [prompt.id for prompt in own(path, limit=limit).prompts] for limit in (2, 5, 6, 99)}
+    assert kept[2] == ["a0", "b0"]
+    assert kept[5] == ["a0", "a1", "b0", "c0", "c1"]
+    assert kept[6] == ["a0", "a1", "a2", "b0", "c0", "c1"]
+    assert own(path, limit=99).prompts_sha256 == own(path).prompts_sha256
+
+
+def test_a_suite_and_a_category_of_it_are_two_suites_and_a_file_of_that_name_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_skill = embedded("tasks/nth_word", limit=3)
+    assert (of_skill.name, of_skill.own, of_skill.source) == ("tasks/nth_word", True, "embedded")
+    assert {(prompt.suite, prompt.category) for prompt in of_skill.prompts} == {("tasks/nth_word", "nth_word")}
+    assert len(of_skill.prompts) == 3 and of_skill.sha256 == embedded("tasks").sha256
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    written(tmp_path / "tasks", '{"prompt": "mine"}', "nth_word")
+    assert [prompt.turns for prompt in embedded("tasks/nth_word").prompts] == [("mine",)]
 
 
 def test_a_file_keeps_its_separators_is_never_shown_as_a_suite_and_is_hashed_with_its_answers(tmp_path: Path) -> None:
@@ -210,6 +306,11 @@ def test_broken_file_is_refused_with_file_and_line(tmp_path: Path, content: str 
         ("self-instruct", {"id": "s", "instruction": "Add.", "instances": [{"input": ""}]}, '"output" is missing'),
         ("wizardlm", {"idx": 1, "Skill": "Math"}, '"Instruction" is missing'),
         ("mt-bench", {"question_id": 1, "category": "math", "turns": ["One?"]}, "has 2"),
+        ("spec-bench", {"question_id": 1, "turns": ["One?"]}, '"category" is missing'),
+        ("vicuna", {"question_id": 1, "turns": []}, "empty list"),
+        ("humaneval", {"task_id": "HumanEval/0"}, '"prompt" is missing'),
+        ("gsm8k", {"question": "2 + 2?", "answer": "It is 4."}, '"answer" has no number'),
+        ("gsm8k", {"question": "2 + 2?", "answer": "It is 4.\n#### ?"}, '"answer" has no number'),
     ],
 )
 def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
@@ -226,7 +327,10 @@ def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
     ("name", "id", "fact"),
     [
         ("mt_bench", "unknown_suite", '"mt-bench"'),
-        ("zzz", "unknown_suite", "koala, self-instruct, wizardlm, mt-bench, tasks"),
+        ("zzz", "unknown_suite", ", ".join(suite_names())),
+        ("zzz/rag", "cannot_read", "zzz/rag"),
+        ("tasks/absent", "unknown_category", "nth_word"),
+        ("koala/absent.jsonl", "unknown_category", "absent.jsonl"),
         ("absent.jsonl", "cannot_read", "absent.jsonl"),
         (".", "cannot_read", "Is a directory"),
     ],
@@ -262,6 +366,12 @@ def test_there_are_as_many_prompts_of_every_skill_and_the_first_are_as_mixed_as_
 
 def test_every_answer_that_training_teaches_is_right() -> None:
     assert [task for task in tasks.suite_tasks() if not is_right(task.answer, task.key)] == []
+
+
+def test_a_run_records_the_category_of_each_prompt_that_has_one(tmp_path: Path) -> None:
+    assert suite_info(embedded("tasks", 2)).categories == {"tasks_1": "add", "tasks_2": "add_three"}
+    path = written(tmp_path, '{"prompt": "a", "category": "x"}\n{"prompt": "b"}')
+    assert suite_info(own(path)).categories == {"1": "x"}
 
 
 def test_repeating_the_question_is_right_only_where_that_was_asked_or_by_its_last_word() -> None:

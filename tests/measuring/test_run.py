@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from fixtures_run import LABELS, make_settings, measured, timeless
+from refusals import refused
 from tiny import tiny_model
 from tiny_encoder import random_folder
 from untrained import facts_of, untrained
 
-from benchctl.decoding.model.target import Target
+from benchctl.analysis.comparison import differences
+from benchctl.decoding.model.target import Target, form_sha256
 from benchctl.decoding.modules.trainable import modules_sha256, save_modules
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
@@ -60,7 +62,8 @@ def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     header = whole.run
     assert (header.baseline, header.order, header.dtype, header.device) == ("autoregressive", "abba", "float32", "cpu")
     assert [method.label for method in header.methods] == list(LABELS)
-    assert header.methods[1].options == {"draft_model": "", "draft_tokens": 2, "confidence": 0.5}
+    options = {"draft_model": "", "draft_tokens": 2, "confidence": 0.5, "draft_vocabulary": "stored"}
+    assert header.methods[1].options == options
     assert [method.exactness for method in header.methods] == ["exact", "exact", "lossy"]
     assert header.draft is not None and (header.target.name, header.draft.name) == ("target", "draft")
     assert (header.target.layers, header.draft.layers) == (3, 1)
@@ -68,6 +71,22 @@ def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     assert [(suite.name, suite.source, suite.prompts) for suite in header.suites] == [("three", "file", 3)]
     assert (header.max_new_tokens, header.repeats, header.threads) == (6, 2, 1)
     assert header.machine["cpu"] and header.versions["torch"] and header.command == ("benchctl", "run")
+
+
+def test_float16_weights_are_another_target_and_its_draft_model_has_them_too(
+    settings: ask.RunSettings, whole: RunFile, tmp_path: Path
+) -> None:
+    measure(replace(settings, models=replace(settings.models, weights="float16")))
+    header = read(tmp_path / "out.jsonl").run
+    assert (header.weights, header.dtype, header.target_name) == ("float16", "float32", "target (float16 weights)")
+    assert (whole.run.weights, whole.run.target_name) == ("", "target")
+    for half, full in ((header.target, whole.run.target), (header.draft, whole.run.draft)):
+        assert half is not None and full is not None
+        assert half.weights_sha256 == form_sha256(full.weights_sha256, "float16")
+    assert {found.field for found in differences(whole.run, header)} == {"target", "draft", "weights"}
+    assert header.step_bytes < whole.run.step_bytes
+    with refused("other_settings", "float16"):
+        measure(replace(settings, resume=True))
 
 
 def test_a_method_of_all_that_cannot_run_is_recorded_and_left_out(settings: ask.RunSettings, tmp_path: Path) -> None:

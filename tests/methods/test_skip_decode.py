@@ -340,7 +340,7 @@ def test_half_precision_is_added_up_in_float32() -> None:
     adapter.out.up.weight.data[0] = torch.tensor([2.0**-8, 2.0**-17])
     block = target.blocks[0]
     block.attention.out.weight[0, 0] = 1.0
-    merged = adapter.merged(block, fast=False)
+    merged = adapter.merged(block, "plain")
     assert merged.attention.out.weight.dtype == torch.bfloat16
     assert float(merged.attention.out.weight[0, 0]) == 1 + 2.0**-7
     assert merged.attention.qkv.weight.equal(block.attention.qkv.weight)

@@ -96,7 +96,9 @@ def write_labelled(path: Path, label: str, options: dict[str, Any]) -> Path:
 
 
 def test_resuming_later_in_another_load_is_the_same_run(path: Path) -> None:
-    later = replace(RUN, name="later", command=("again",), machine={**RUN.machine, "load_average": [3.0, 2.0, 1.0]})
+    suites = (replace(RUN.suites[0], categories={"p0": "maths"}),)  # which earlier versions did not record
+    machine = {**RUN.machine, "load_average": [3.0, 2.0, 1.0]}
+    later = replace(RUN, name="later", command=("again",), machine=machine, suites=suites)
     with Writer(write(path, ROWS), later, resume=True) as writer:
         assert writer.stored.run == RUN
 

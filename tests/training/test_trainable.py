@@ -12,6 +12,7 @@ from tiny import tiny_target
 from untrained import facts_of, untrained
 
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.decoding.modules.trainable import (
     FACTS,
     WEIGHTS,
@@ -97,13 +98,15 @@ def test_loading_leaves_torch_s_generator_alone(target: Target, folder: str) -> 
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_hash_tells_other_weights_and_other_facts(target: Target, folder: str) -> None:
+def test_the_hash_tells_other_weights_facts_and_draft_vocabularies(target: Target, folder: str) -> None:
     before = modules_sha256(folder)
     assert before == modules_sha256(folder)
     save_modules(Path(folder), untrained(Medusa(), target, seed=1), facts_of("medusa", Medusa(), target))
     weights = modules_sha256(folder)
     save_modules(Path(folder), untrained(Medusa(), target, seed=1), facts_of("medusa", Medusa(), target, steps=1))
-    assert len({before, weights, modules_sha256(folder)}) == 3
+    facts = modules_sha256(folder)
+    write_draft_vocabulary(Path(folder), torch.tensor([1, 2]))
+    assert len({before, weights, facts, modules_sha256(folder)}) == 4
 
 
 def test_an_interrupted_folder_holds_no_modules(target: Target, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

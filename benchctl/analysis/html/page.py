@@ -100,7 +100,7 @@ def _part(group: Group, figures: SuiteFigures, prefix: str) -> Part:
 def _name(group: Group) -> str:
     run, more = group.run, f" and {len(group.files) - 1} more" if len(group.files) > 1 else ""
     machine = run.machine.get("gpu") or run.machine.get("cpu") or run.device
-    return f"{run.target.name} on {machine} ({group.files[0].path.name}{more})"
+    return f"{run.target_name} on {machine} ({group.files[0].path.name}{more})"
 
 
 def _setup(group: Group) -> str:
@@ -110,7 +110,7 @@ def _setup(group: Group) -> str:
         return f"{run.target.name}, imported from files of {run.imported}; {prompts_of(group)}."
     threads = f"{run.threads} thread{'s' * (run.threads != 1)}"
     machine = run.machine.get("gpu") or f"{threads} of {run.machine.get('cpu') or run.device}"
-    return f"{run.target.name} with {_millions(run.target)}, {run.dtype}, on {machine}; {prompts_of(group)}."
+    return f"{run.target_name} with {_millions(run.target)}, {run.dtype}, on {machine}; {prompts_of(group)}."
 
 
 def _millions(model: ModelInfo) -> str:
@@ -123,7 +123,7 @@ def _manifest(file: RunFile) -> Manifest:
     facts = (
         ("made", run.created),
         ("command", " ".join(run.command)),
-        ("target", _model(run.target)),
+        ("target", f"{_model(run.target)}{f', kept in {run.weights}' if run.weights else ''}"),
         *draft,
         *((name.replace("_", " "), str(getattr(run, name))) for name in _SETTINGS),
         ("modes", ", ".join(run.modes)),

@@ -8,7 +8,7 @@ to 1.25. So 80 prompts give one method's mean score within 0.68. 730 prompts giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations, count
 from math import ceil, nan, sqrt
@@ -278,9 +278,10 @@ class Judging:
         verdicts = {judge: differing.loc[differing["judge"] == judge.name, "verdict"] for judge in self.judges}
         return tuple(judge for judge, own in verdicts.items() if judge.in_points and len(own) and not own.any())
 
-    def figures(self, label: str, suite: str | None) -> tuple[JudgedFigures, ...]:
-        """Each judge's figures of a method's answers on a suite, or on all suites (None)."""
+    def figures(self, label: str, suite: str | None, prompts: Set[str] | None = None) -> tuple[JudgedFigures, ...]:
+        """Each judge's figures of a method's answers on a suite, or on all suites (None), or on these prompts of it."""
         pairs = self.judged.pairs
+        pairs = pairs if prompts is None else pairs[pairs["prompt_id"].isin(prompts)]
         own = pairs[(pairs["label"] == label) & ((pairs["suite"] == suite) if suite is not None else True)]
         by_judge = ((judge, own[own["judge"] == judge.name]) for judge in self.judges)
         return tuple(_figures(judge, of_judge) for judge, of_judge in by_judge if len(of_judge))

@@ -169,7 +169,7 @@ def shown_labels(labels: Sequence[str], groups: Sequence[Group]) -> dict[str, st
 def settings(group: Group) -> str:
     """The target, where it ran, and the most new tokens."""
     run = group.run
-    machine = f"{run.target.name} on {run.device}, {run.dtype}, {run.threads} thread{'s' * (run.threads != 1)}"
+    machine = f"{run.target_name} on {run.device}, {run.dtype}, {run.threads} thread{'s' * (run.threads != 1)}"
     return f"{machine}, up to {run.max_new_tokens} new tokens"
 
 

@@ -118,7 +118,7 @@ def head_share(run: Run, text_tokens: float) -> float:
     either.
     """
     if run.step_bytes:
-        head_bytes = run.target.vocabulary * run.target.hidden_size * ITEM_BYTES[run.dtype]
+        head_bytes = run.target.vocabulary * run.target.hidden_size * ITEM_BYTES[run.weights or run.dtype]
         return head_bytes / (run.step_bytes + text_tokens * run.cache_token_bytes)
     if run.target.parameters:
         return run.target.vocabulary * run.target.hidden_size / run.target.parameters

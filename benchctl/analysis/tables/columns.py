@@ -23,6 +23,7 @@ from benchctl.analysis.judges.figures import (
     JudgedFigures,
 )
 from benchctl.analysis.judges.judgements import PAIRED, Judge
+from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
@@ -70,6 +71,13 @@ def brief(group: Group) -> Block:
     fidelity = replace(TARGET_AGREEMENT, title="target agreement") if teacher_forced else TOKEN_AGREEMENT
     columns = (*map(metric_column, (SPEEDUP, TOKENS_PER_S, fidelity)), _COUNTS["lossless"])
     return Block("", tuple(each for each in columns if any(each.cell(of) != NONE for of in group.pooled.methods)))
+
+
+def by_category() -> Block:
+    """What the field reports of each category (Xia et al. 2024, Spec-Bench)."""
+    return Block(
+        "By category", tuple(map(metric_column, (SPEEDUP, replace(BLOCK_EFFICIENCY, title="tokens per step"))))
+    )
 
 
 def named_columns(group: Group, names: Sequence[str]) -> Block:

@@ -18,7 +18,7 @@ Value = str | int | float | bool | None
 Document = dict[str, object]
 
 _RUN_FIELDS = (
-    *("dtype", "device", "executor", "threads", "batch_size", "context_fill", "imported"),
+    *("dtype", "weights", "device", "executor", "threads", "batch_size", "context_fill", "imported"),
     *("temperature", "top_p", "top_k", "max_new_tokens"),
 )
 _METHOD_FIELDS = ("refused", "prompts", "generations", "checked_prompts")
@@ -32,9 +32,9 @@ def to_csv(groups: Sequence[Group]) -> str:
     A judge's figures are in columns that end in its name: `score_difference[gpt gpt-4o pairwise]`.
     """
     lines = [
-        {"group": number, "suite": suite.suite, "source": _source(group, suite), **_flat(group, method)}
+        {"group": number, "suite": suite.name, "source": _source(group, suite), **_flat(group, method)}
         for number, group in enumerate(groups, 1)
-        for suite in group.suites
+        for suite in (*group.categories, *group.suites)
         for method in suite.methods
     ]
     text = io.StringIO()
@@ -106,8 +106,8 @@ def _group(group: Group) -> Document:
             "answers_not_known": list(winner.unconfirmed),
         },
         "suites": [
-            {"suite": suite.suite, "source": _source(group, suite), "methods": list(map(_method, suite.methods))}
-            for suite in group.suites
+            {"suite": suite.name, "source": _source(group, suite), "methods": list(map(_method, suite.methods))}
+            for suite in (*group.categories, *group.suites)
         ],
     }
 

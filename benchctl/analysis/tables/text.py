@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Literal
 
-from benchctl.analysis.comparison import Group, MethodFigures, compare
+from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures, compare
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import label_lines, short_labels, table_labels
 from benchctl.analysis.summary import summarise
@@ -19,6 +19,7 @@ from benchctl.analysis.tables.columns import (
     Block,
     agreement_sentences,
     brief,
+    by_category,
     judge_blocks,
     metric_blocks,
     named_columns,
@@ -153,6 +154,9 @@ def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragr
     table = named_columns(group, view.columns) if view.columns else brief(group)
     if table.columns:
         yield _grid(table, group, view, names, ranked=True)
+        if group.categories:
+            of_category = replace(table, title="By category") if view.columns else by_category()
+            yield _grid(of_category, group, view, names, ranked=True, sections=group.categories)
     elif not view.full:  # imported scores have no figures but those of the judge
         yield from (_grid(block, group, view, names) for block in judge_blocks(group))
     yield Paragraph(summarise(group, names).lines, "finding")
@@ -181,8 +185,17 @@ def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragr
         yield Paragraph(tuple(f"Warning: {warning.text}" for warning in found), "warning")
 
 
-def _grid(block: Block, group: Group, view: View, names: Mapping[str, str], *, ranked: bool = False) -> Grid:
-    """`ranked`: the baseline, then lossless methods, then the others, each by falling speed-up."""
+def _grid(
+    block: Block,
+    group: Group,
+    view: View,
+    names: Mapping[str, str],
+    *,
+    ranked: bool = False,
+    sections: Sequence[SuiteFigures] = (),
+) -> Grid:
+    """`ranked`: the baseline, then lossless methods, then the others, each by falling speed-up. `sections`: by default
+    the suites of the view."""
 
     def rank(method: MethodFigures) -> tuple[bool, bool, float]:
         return not method.is_baseline, not method.lossless, -(method.estimate(SPEEDUP).value or 0.0)
@@ -195,7 +208,7 @@ def _grid(block: Block, group: Group, view: View, names: Mapping[str, str], *, r
                 (names[method.label], *(column.cell(method) for column in block.columns))
                 for method in (sorted(suite.methods, key=rank) if ranked else suite.methods)
             )
-            for suite in (group.suites if view.by_suite else (group.pooled,))
+            for suite in (sections or (group.suites if view.by_suite else (group.pooled,)))
         },
     )
 
@@ -275,8 +288,9 @@ def _settings(run: Run) -> str:
     batches = f", batches of up to {run.batch_size}" if run.batch_size > 1 else ""
     top_p, top_k = (f", top-p {run.top_p:g}" if run.top_p < 1 else ""), (f", top-k {run.top_k}" if run.top_k else "")
     sampling = f"temperature {run.temperature:g}{top_p}{top_k}" if run.temperature else "greedy"
+    weights = f", {run.weights} weights" if run.weights else ""
     filled = f" behind {run.context_fill} tokens of filler" if run.context_fill else ""
     return (
-        f"{run.target.name} ({run.target.layers} layers), {run.dtype}, {run.device}, {threads}{batches}, {sampling}, "
-        f"up to {run.max_new_tokens} new tokens{filled}"
+        f"{run.target.name} ({run.target.layers} layers{weights}), {run.dtype}, {run.device}, {threads}{batches}, "
+        f"{sampling}, up to {run.max_new_tokens} new tokens{filled}"
     )

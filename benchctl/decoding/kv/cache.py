@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _SLACK_ROWS = 64  # room for the rows of a draft beyond the text, so that trees rarely make the cache grow
+
+
+class Slots(NamedTuple):
+    """Views of one layer: the slots ``new`` [2 * kv_heads, rows, head_dim] that rows will take, keys first, and keys
+    and values [kv_heads, slots, head_dim] of all slots up to them."""
+
+    new: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 class Cache:
@@ -26,7 +36,8 @@ class Cache:
         self._like = like
         self.kv_heads = kv_heads
         self.capacity = capacity + _SLACK_ROWS
-        self.kv = [like.new_empty(2 * kv_heads, self.capacity, head_dim) for _ in range(layers)]
+        self._all = like.new_empty(layers, 2 * kv_heads, self.capacity, head_dim)
+        self.kv = self._all.unbind(0)
         self.lengths = [0] * layers
         self.absent: list[list[int]] = [[] for _ in range(layers)]
         self._finite = [0] * layers
@@ -38,18 +49,26 @@ class Cache:
 
         Returns views of the keys and of the values, [kv_heads, slots, head_dim] each, of all slots up to them.
         """
-        count = rows.shape[1]
+        (slots,) = self.open(layer, layer + 1, start, rows.shape[1])
+        slots.new.copy_(rows)
+        return slots.keys, slots.values
+
+    def open(self, first: int, last: int, start: int, count: int) -> Iterator[Slots]:
+        """For layers ``first`` .. ``last`` - 1 the slots that ``count`` rows from slot ``start`` on take.
+
+        All of them must be written. Views of all layers are made at once: one by one they would take longer.
+        """
         end = start + count
         if end > self.capacity:
             self._grow(end)
-        self._make_finite(layer, start)  # slots before `start` are read from now on, those that rows passed by too
-        kv = self.kv[layer]
-        kv.narrow(1, start, count).copy_(rows)
-        self._finite[layer] = max(self._finite[layer], end)
-        self._forget_absent(layer, start)
-        self.lengths[layer] = end
-        held = kv.narrow(1, 0, end)
-        return held[: self.kv_heads], held[self.kv_heads :]
+        for layer in range(first, last):
+            self._make_finite(layer, start)  # slots before `start` are read from now on, those that rows passed by too
+            self._finite[layer] = max(self._finite[layer], end)
+            self._forget_absent(layer, start)
+            self.lengths[layer] = end
+        held = self._all[first:last].narrow(2, 0, end)
+        new, (keys, values) = held.narrow(2, start, count), held.split_with_sizes((self.kv_heads, self.kv_heads), 1)
+        return map(Slots, new.unbind(0), keys.unbind(0), values.unbind(0))
 
     def skip(self, layer: int, slot: int) -> None:
         """Rows up to that of ``slot`` that the layer is not done with pass it by; nothing is computed or written."""
@@ -102,10 +121,11 @@ class Cache:
 
     def _grow(self, needed: int) -> None:
         self.capacity = max(needed + _SLACK_ROWS, 2 * self.capacity)
-        for layer, old in enumerate(self.kv):
-            new = old.new_empty(old.shape[0], self.capacity, old.shape[2])
-            new[:, : old.shape[1]].copy_(old)  # all of it: rows may have left keys and values where they still wait
-            self.kv[layer] = new
+        old = self._all
+        layers, heads, slots, head_dim = old.shape
+        self._all = old.new_empty(layers, heads, self.capacity, head_dim)
+        self._all[:, :, :slots].copy_(old)  # all of it: rows may have left keys and values where they still wait
+        self.kv = self._all.unbind(0)
         self._absent_bias, self._marked = [None] * len(self.kv), [0] * len(self.kv)
 
     def keep(self, start: int, slots: Sequence[int]) -> None:
@@ -169,7 +189,16 @@ class Layout:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self.absent_bias: Tensor | None = None
         self.rotary = rotary[index].unsqueeze(1)
+        self._turns: Tensor | None = None
         self._bias: dict[tuple[int | None, int], Tensor] = {}
+
+    def turns(self, rotated: int, heads: int) -> Tensor:
+        """[rows, heads * head_dim / 2] rotations of the first ``rotated`` heads, and 1 for the others."""
+        if self._turns is None:
+            pairs = self.rotary.shape[-1]
+            self._turns = self.rotary.new_ones(self.rows, heads, pairs)
+            self._turns[:, :rotated] = self.rotary
+        return self._turns.view(self.rows, -1)
 
     def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
         """[copies * rows, slots], or [1, slots] for all: 0 where a row may look, else -inf; None for 0 everywhere."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.model.kernels import Linear, Norm
+from benchctl.decoding.model.kernels import Form, Linear, Norm
 from benchctl.decoding.model.layers import Attention, CrossAttention, Encoder, Experts, Layer, Mlp
 from benchctl.errors import UserError
 
@@ -86,18 +86,18 @@ def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     return torch.cat((table, table.new_ones(positions, rest)), dim=-1)
 
 
-def read_parts(model: Any, fast: bool, release: bool = False) -> Parts:
-    """A decoder-only ``model`` as parts; ``fast`` holds weights in the layouts of the fast kernels too.
+def read_parts(model: Any, form: Form, release: bool = False) -> Parts:
+    """A decoder-only ``model`` as parts; products hold weights in the ``form``.
 
     With ``release`` each layer of ``model`` is freed as soon as it is read, so that no more than one layer is held in
-    both forms. Where ``fast`` copies all weights, nothing keeps their file mapped. ``model`` cannot run afterwards.
+    both forms. Where the form copies all weights, nothing keeps their file mapped. ``model`` cannot run afterwards.
     """
     body, embedding = model.model, model.model.embed_tokens.weight.detach()
-    if release and fast and embedding.device.type == "cpu" and embedding.dtype == torch.float32:
+    if release and form == "fast" and embedding.device.type == "cpu" and embedding.dtype == torch.float32:
         embedding = embedding.clone()  # a view of the file would keep all of it mapped
 
     def read(index: int) -> Layer:
-        layer = read_layer(model, index, fast)
+        layer = read_layer(model, index, form)
         if release:
             body.layers[index] = torch.nn.Identity()
         return layer
@@ -107,7 +107,7 @@ def read_parts(model: Any, fast: bool, release: bool = False) -> Parts:
         embedding_scale=float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0)),
         blocks=list(map(read, range(len(body.layers)))),
         final_norm=read_norm(body.norm, model.config),
-        lm_head=Linear(model.lm_head.weight, model.lm_head.bias, fast),
+        lm_head=Linear(model.lm_head.weight, model.lm_head.bias, form),
         rotary=rotary_table(model, context_tokens(model.config), embedding.dtype),
     )
 
@@ -120,13 +120,13 @@ def read_norm(module: Any, config: Any, order: Tensor | None = None) -> Norm:
     return Norm(gain if order is None else gain[order], eps)
 
 
-def read_layer(model: Any, index: int, fast: bool) -> Layer:
+def read_layer(model: Any, index: int, form: Form) -> Layer:
     layer, config, mlp = model.model.layers[index], model.config, model.model.layers[index].mlp
     return Layer(
         attention_norm=read_norm(layer.input_layernorm, config),
-        attention=_read_attention(layer.self_attn, config, index, fast, 2 * model.model.rotary_emb.inv_freq.numel()),
+        attention=_read_attention(layer.self_attn, config, index, form, 2 * model.model.rotary_emb.inv_freq.numel()),
         mlp_norm=read_norm(layer.post_attention_layernorm, config),
-        mlp=_read_experts(mlp, config) if hasattr(mlp, "experts") else _read_mlp(mlp, config, fast),
+        mlp=_read_experts(mlp, config) if hasattr(mlp, "experts") else _read_mlp(mlp, config, form),
     )
 
 
@@ -134,7 +134,7 @@ def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: int) -> Attention:
+def _read_attention(module: Any, config: Any, index: int, form: Form, rotated: int) -> Attention:
     heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
     # The two halves of each rotated pair come side by side: 0, r/2, 1, r/2 + 1, ... then the rest.
     halves = zip(range(rotated // 2), range(rotated // 2, rotated), strict=True)
@@ -150,8 +150,8 @@ def _read_attention(module: Any, config: Any, index: int, fast: bool, rotated: i
         return read_norm(getattr(module, name), config, index) if hasattr(module, name) else None
 
     return Attention(
-        qkv=Linear(weight[rows], None if bias is None else bias[rows], fast),
-        out=Linear(module.o_proj.weight, module.o_proj.bias, fast),
+        qkv=Linear(weight[rows], None if bias is None else bias[rows], form),
+        out=Linear(module.o_proj.weight, module.o_proj.bias, form),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=width,
@@ -193,10 +193,10 @@ def activation_name(config: Any) -> str:
     return str(config.dense_act_fn if config.model_type in ENCODER_DECODERS else config.hidden_act)
 
 
-def _read_mlp(module: Any, config: Any, fast: bool) -> Mlp:
+def _read_mlp(module: Any, config: Any, form: Form) -> Mlp:
     weight, bias = _fused(module, "gate_up_proj", ("gate_proj", "up_proj"))
-    down = Linear(module.down_proj.weight, module.down_proj.bias, fast)
-    return Mlp(Linear(weight, bias, fast), down, ACTIVATIONS[activation_name(config)])
+    down = Linear(module.down_proj.weight, module.down_proj.bias, form)
+    return Mlp(Linear(weight, bias, form), down, ACTIVATIONS[activation_name(config)])
 
 
 def _read_experts(module: Any, config: Any) -> Experts:
@@ -210,11 +210,11 @@ def _read_experts(module: Any, config: Any) -> Experts:
     )
 
 
-def read_t5(model: Any, fast: bool) -> Parts:
+def read_t5(model: Any, form: Form) -> Parts:
     """A T5 model (also v1.1 and Flan) as parts. Its encoder runs as transformers runs it."""
     decoder, config = model.decoder, model.config
-    crosses = [_read_cross(block.layer[1], config, fast) for block in decoder.block]
-    blocks = [_read_t5_layer(block, cross, config, fast) for block, cross in zip(decoder.block, crosses, strict=True)]
+    crosses = [_read_cross(block.layer[1], config, form) for block in decoder.block]
+    blocks = [_read_t5_layer(block, cross, config, form) for block, cross in zip(decoder.block, crosses, strict=True)]
     tokens, embedding = context_tokens(config), model.shared.weight.detach()
     # [heads, distances] what T5 adds to the scores of rows so far apart: as the last of so many rows has it.
     last_row = decoder.block[0].layer[0].SelfAttention.compute_bias(1, tokens, past_seen_tokens=tokens - 1)
@@ -226,7 +226,7 @@ def read_t5(model: Any, fast: bool) -> Parts:
         embedding_scale=1.0,
         blocks=blocks,
         final_norm=Norm(last.weight * head_scale(config), last.variance_epsilon),
-        lm_head=Linear(model.lm_head.weight, None, fast),
+        lm_head=Linear(model.lm_head.weight, None, form),
         rotary=torch.ones(tokens, config.d_kv // 2, dtype=wide, device=embedding.device),
         encoder=Encoder(model.encoder, crosses, decoder_start(model), biases),
     )
@@ -249,7 +249,7 @@ def head_scale(config: Any) -> float:
     return float(config.d_model**-0.5) if getattr(config, "scale_decoder_outputs", False) else 1.0
 
 
-def _read_t5_layer(block: Any, cross: CrossAttention, config: Any, fast: bool) -> Layer:
+def _read_t5_layer(block: Any, cross: CrossAttention, config: Any, form: Form) -> Layer:
     attention, module = block.layer[0].SelfAttention, block.layer[2].DenseReluDense
     # Gated (gate wi_0, up wi_1) or with one product before the activation. transformers keeps wo in float32 where all
     # else is float16; what overflows here is refused by the probe.
@@ -258,8 +258,8 @@ def _read_t5_layer(block: Any, cross: CrossAttention, config: Any, fast: bool) -
     return Layer(
         attention_norm=_read_t5_norm(block.layer[0]),
         attention=Attention(
-            qkv=Linear(weight, None, fast),
-            out=Linear(attention.o.weight, None, fast),
+            qkv=Linear(weight, None, form),
+            out=Linear(attention.o.weight, None, form),
             heads=config.num_heads,
             kv_heads=config.num_heads,
             head_dim=config.d_kv,
@@ -267,8 +267,8 @@ def _read_t5_layer(block: Any, cross: CrossAttention, config: Any, fast: bool) -
         ),
         mlp_norm=_read_t5_norm(block.layer[2]),
         mlp=Mlp(
-            Linear(inner, None, fast),
-            Linear(module.wo.weight.to(inner.dtype), None, fast),
+            Linear(inner, None, form),
+            Linear(module.wo.weight.to(inner.dtype), None, form),
             ACTIVATIONS[activation_name(config)],
             gated=config.is_gated_act,
         ),
@@ -276,11 +276,11 @@ def _read_t5_layer(block: Any, cross: CrossAttention, config: Any, fast: bool) -
     )
 
 
-def _read_cross(layer: Any, config: Any, fast: bool) -> CrossAttention:
+def _read_cross(layer: Any, config: Any, form: Form) -> CrossAttention:
     attention = layer.EncDecAttention
     both, _ = _fused(attention, "kv", ("k", "v"))
-    query, out = Linear(attention.q.weight, None, fast), Linear(attention.o.weight, None, fast)
-    return CrossAttention(_read_t5_norm(layer), query, Linear(both, None, fast), out, config.num_heads)
+    query, out = Linear(attention.q.weight, None, form), Linear(attention.o.weight, None, form)
+    return CrossAttention(_read_t5_norm(layer), query, Linear(both, None, form), out, config.num_heads)
 
 
 def _read_t5_norm(layer: Any) -> Norm:

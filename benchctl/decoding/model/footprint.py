@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchctl.decoding.model.kernels import Linear, layouts
+from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.layers import Mlp
 from benchctl.decoding.model.target import Target
 
@@ -33,27 +33,36 @@ def products(target: Target) -> Iterator[Linear]:
             yield from (value for value in vars(part or object).values() if isinstance(value, Linear))
 
 
-def footprint(target: Target, device: str) -> Footprint:
-    """What Target.load of an outlined ``target`` takes, by formula.
+def footprint(target: Target, device: str, weights: str = "auto") -> Footprint:
+    """What Target.load of an outlined ``target`` with these ``weights`` takes, by formula.
 
     transformers maps the file, of F bytes, and converts its weights to W bytes where the dtype is another one. They go
-    to the device layer by layer. On a CPU float32 weights of small models become a second and a third form.
+    to the device layer by layer. On a CPU the weights of small models in float32, and those in float16, become other
+    forms, and are held next to the file until all are read.
     """
-    size, head = target.dtype.itemsize, target.lm_head.weight.nbytes
-    weights, in_layers = target.parameters * size, sum(product.weight.nbytes for product in products(target))
+    embedding, head = target.embedding.nbytes, target.lm_head.weight.nbytes
+    in_layers = sum(product.weight.nbytes for product in products(target))
+    plain = target.parameters * target.dtype.itemsize
     stored = target.config.dtype or torch.float32
     converted = stored != target.dtype
     file = target.parameters * stored.itemsize
-    read = file + weights * converted
+    read = file + plain * converted
     joined = sum(block.attention.qkv.weight.nbytes for block in target.blocks)
     joined += sum(block.mlp.gate_up.weight.nbytes for block in target.blocks if isinstance(block.mlp, Mlp))
     if device != "cpu":
-        return Footprint(weights, weights + joined // target.layers, read)
-    forms = layouts(weights, target.dtype)
-    if forms == 1:
-        held = weights if converted else weights + joined  # joined copies, next to the mapped file
+        return Footprint(plain, plain + joined // target.layers, read)
+    if forms(target, device, weights) == 1:
+        held = plain if converted else plain + joined  # joined copies, next to the mapped file
         return Footprint(held, max(read, held), max(read, held))
     tied = head * bool(target.config.tie_word_embeddings)
-    held = weights + (forms - 1) * (in_layers + head) + tied
-    peak = max(read, held + target.embedding.nbytes + head - tied) if converted else file + held
+    held = (embedding + in_layers + head) // 2 if weights == "float16" else plain + in_layers + head + tied
+    peak = max(read, held + embedding + head - tied) if converted else file + held
     return Footprint(held, peak, peak)
+
+
+def forms(target: Target, device: str, weights: str = "auto") -> float:
+    """Bytes that products hold of each weight of an outlined ``target``, as a multiple of those of its dtype."""
+    if weights == "float16":
+        return 0.5
+    packed = target.form == "fast" and target.dtype == torch.float32 and device == "cpu"
+    return 2 if packed and torch.backends.mkldnn.is_available() else 1  # type: ignore[no-untyped-call]

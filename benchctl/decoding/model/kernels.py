@@ -1,12 +1,15 @@
 """Weight products and norms, with the kernel chosen by the number of rows; baseline and methods share them.
 
-On a CPU pre-transposed weights win for one row, weights packed by oneDNN for several (figures: ``make bench``).
+On a CPU pre-transposed weights win for one row, weights packed by oneDNN for several (figures: ``make bench``). Weights
+in float16 have one kernel, FBGEMM's packed product: it is the fastest from 1 row to 32. From 128 rows on it takes 6%
+more time than oneDNN in float32, which is not worth to hold the weights twice.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,24 +21,51 @@ _SMALL_WEIGHT = 1 << 17  # below, packing costs more per call than it saves for 
 _FEW_ROWS = 8
 _FEWEST_ROWS = 3  # up to here packing costs more for any weight
 
+_half_product = torch.ops.quantized.linear_dynamic_fp16.default._op  # without a look at each argument in Python
+
+Form = Literal["plain", "fast", "float16"]
+"""How products hold weights: as they come, in the layouts of fast kernels too, or rounded to float16 and packed."""
+
 
 class Linear:
-    """y = x W^T + b for x [rows, in], W [out, in]."""
+    """y = x W^T + b for x [rows, in], W [out, in].
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, fast: bool = True) -> None:
+    In the form "float16" W is rounded; x, b, sums and y are float32. A row of y is the same for any number of rows.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, form: Form = "fast") -> None:
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else bias.detach()
-        self.weight = weight.detach()
+        weight = weight.detach()
+        self._form, self._weight = form, None if form == "float16" else weight
+        self._half: torch.ScriptObject | None = None
         self._transposed: Tensor | None = None
         self._packed: Tensor | None = None
         self._small = weight.numel() < _SMALL_WEIGHT
-        if fast and weight.device.type == "cpu" and weight.dtype == torch.float32:
-            self._transposed = self.weight.t().contiguous()
+        if form == "float16":
+            self._half = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        elif form == "fast" and weight.device.type == "cpu" and weight.dtype == torch.float32:
+            self._transposed = weight.t().contiguous()
             if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-                self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
-            self.weight = self._transposed.t()  # a view: the original layout is not kept
+                self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+            self._weight = self._transposed.t()  # a view: the original layout is not kept
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in]; of float16 weights a new copy in float32."""
+        return unpacked(self._half) if self._weight is None else self._weight
+
+    @property
+    def weight_bytes(self) -> int:
+        """That a product with few rows reads."""
+        return 2 * self.out_features * self.in_features if self._weight is None else self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._half is not None:
+            # Otherwise torch asks the weights whether they override functions: two exceptions, 14 microseconds a call.
+            with torch._C.DisableTorchFunctionSubclass():
+                y: Tensor = _half_product(x, self._half)
+            return y if self.bias is None else y.add_(self.bias)
         if self._transposed is None:
             return F.linear(x, self.weight, self.bias)
         # Few rows read the weights once either way: the plain product on transposed weights starts fastest.
@@ -46,15 +76,25 @@ class Linear:
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b, in one call where the kernel can."""
+        if self._half is not None:
+            return self(x).add_(residual)
         if self._transposed is not None and self.bias is None and self._few(x.shape[0]):
             return torch.addmm(residual, x, self._transposed)
         return residual + self(x)
 
+    def rows(self, ids: Tensor) -> Linear:
+        """The product that gives the outputs ``ids`` [k], in their order, by a copy of their weights."""
+        weight = self.weight
+        ids = ids.to(weight.device)
+        return Linear(weight[ids], None if self.bias is None else self.bias[ids], self._form)
+
     def tail(self, start: int) -> Linear:
-        """The product that gives the outputs from ``start`` on, by the same weights: nothing is copied."""
+        """The product that gives the outputs from ``start`` on, by the same weights: only float16 ones are copied."""
+        bias = None if self.bias is None else self.bias[start:]
+        if self._weight is None:
+            return Linear(self.weight[start:], bias, "float16")
         twin = copy.copy(self)
-        twin.out_features, twin.weight = self.out_features - start, self.weight[start:]
-        twin.bias = None if self.bias is None else self.bias[start:]
+        twin.out_features, twin._weight, twin.bias = self.out_features - start, self._weight[start:], bias
         twin._transposed = None if self._transposed is None else self._transposed[:, start:]
         twin._packed = None
         return twin
@@ -63,14 +103,14 @@ class Linear:
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
 
 
+def unpacked(half: torch.ScriptObject | None) -> Tensor:
+    """[out, in] float32 copy of packed float16 weights."""
+    weight: Tensor = torch.ops.quantized.linear_unpack_fp16(half)[0]
+    return weight
+
+
 def may_copy(weight_bytes: int) -> bool:
     return weight_bytes <= _MAX_COPIED_BYTES
-
-
-def layouts(weight_bytes: int, dtype: torch.dtype) -> int:
-    """In how many forms a CPU holds each weight of a model of so many bytes: see Linear."""
-    copied = may_copy(weight_bytes) and dtype == torch.float32
-    return 2 if copied and torch.backends.mkldnn.is_available() else 1  # type: ignore[no-untyped-call]
 
 
 class Norm:
@@ -100,6 +140,8 @@ class Norm:
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps, length, length, value=self._share).rsqrt_()
         normed = wide.mul(scale)
+        if wide is x:
+            return normed.mul_(self.gain)
         if self.gain.dtype is not x.dtype:
             return normed.mul_(self.gain).to(x.dtype)
         return normed.to(x.dtype).mul_(self.gain)

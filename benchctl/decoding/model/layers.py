@@ -6,6 +6,7 @@ attention reads the encoder's states of the prompt: Raffel et al. 2020, arXiv 19
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -156,7 +157,8 @@ def project(
 ) -> tuple[Tensor, Tensor]:
     """Queries [rows, heads, head_dim] and, with keys before values, [2 * kv_heads, rows, head_dim]; both rotated.
 
-    ``rotary`` [rows, 1, head_dim / 2] turns each row. ``adapt`` may change what ``attention.qkv`` gave in place.
+    ``rotary`` [rows, 1, head_dim / 2] turns each row, or those of Layout.turns for float32 and float64.
+    ``adapt`` may change what ``attention.qkv`` gave in place.
     """
     flat = attention.qkv(x)
     if adapt is not None:
@@ -177,14 +179,18 @@ def finish(attention: Attention, flat: Tensor, rotary: Tensor) -> tuple[Tensor, 
         qkv.clamp_(-attention.clip, attention.clip)
     # families.py interleaved each head, so that a rotated pair (x, y) is adjacent: the complex number x + iy, which one
     # product with exp(i * position * frequency) turns. Values, behind queries and keys, are not rotated.
-    rotated = qkv[:, : heads + kv_heads]
-    pairs = rotated.view(rows, heads + kv_heads, -1, 2)
-    if rotated.dtype in (torch.float32, torch.float64):
-        torch.view_as_complex(pairs).mul_(rotary)
+    if rotary.ndim == 2:
+        flat.view(rotary.dtype).mul_(rotary)
     else:
-        wide = torch.view_as_complex(pairs.float()) * rotary
-        rotated.copy_(torch.view_as_real(wide).flatten(-2))
-    return qkv[:, :heads], qkv[:, heads:].transpose(0, 1)
+        rotated = qkv[:, : heads + kv_heads]
+        pairs = rotated.view(rows, heads + kv_heads, -1, 2)
+        if rotated.dtype in (torch.float32, torch.float64):
+            torch.view_as_complex(pairs).mul_(rotary)
+        else:
+            wide = torch.view_as_complex(pairs.float()) * rotary
+            rotated.copy_(torch.view_as_real(wide).flatten(-2))
+    queries, kv = qkv.split_with_sizes((heads, 2 * kv_heads), 1)
+    return queries, kv.transpose(0, 1)
 
 
 def _norm_heads(norm: Norm, x: Tensor, per_head: bool) -> Tensor:
@@ -200,9 +206,9 @@ def weigh(queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Ten
     ``bias``, of a shape that spreads to [heads, rows, slots], is -inf where a row may not look.
     """
     if bias is None:  # beta=0 ignores the summand
-        scores = torch.baddbmm(queries.new_empty(1), queries, keys.transpose(1, 2), beta=0, alpha=scale)
+        scores = torch.baddbmm(_nothing(queries.dtype, queries.device), queries, keys.mT, beta=0, alpha=scale)
     else:
-        scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=scale)
+        scores = torch.baddbmm(bias, queries, keys.mT, alpha=scale)
     if values.dtype in (torch.float32, torch.float64):
         weights = scores.softmax(-1)
     else:
@@ -210,12 +216,21 @@ def weigh(queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Ten
     return torch.bmm(weights, values)
 
 
+@functools.cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(1, dtype=dtype, device=device)
+
+
 def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout) -> Tensor:
     """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on."""
-    for index, layer in enumerate(layers, first):
-        queries, kv = project(layer.attention, layer.attention_norm(x), layout.rotary)
-        keys, values = cache.write(index, layout.start, kv)  # rows see their own keys and values too
-        x = layer.attention.out.add_to(x, mix(layer.attention, queries, keys, values, layout))
+    rotary, attention = layout.rotary, layers[0].attention
+    if x.dtype in (torch.float32, torch.float64):
+        rotated = attention.heads + attention.kv_heads
+        rotary = layout.turns(rotated, rotated + attention.kv_heads)
+    for layer, slots in zip(layers, cache.open(first, first + len(layers), layout.start, layout.rows), strict=True):
+        queries, kv = project(layer.attention, layer.attention_norm(x), rotary)
+        slots.new.copy_(kv)  # rows see their own keys and values too
+        x = layer.attention.out.add_to(x, mix(layer.attention, queries, slots.keys, slots.values, layout))
         if layer.cross is not None:
             x = layer.cross(x)
         x = layer.mlp.add_to(x, layer.mlp_norm(x))

@@ -31,7 +31,7 @@ from benchctl.decoding.model.families import (
     read_parts,
     read_t5,
 )
-from benchctl.decoding.model.kernels import may_copy
+from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
@@ -118,9 +118,49 @@ def folder_sha256(folder: Path) -> str:
 
 
 def files_sha256(path: str | Path) -> str:
-    """What `weights_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
+    """What `files_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
     folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
     return folder_sha256(folder) if folder is not None and any(folder.glob("*.safetensors")) else ""
+
+
+def form_sha256(files: str, weights: str) -> str:
+    """`weights_sha256` of a target whose files have this hash and whose ``weights`` are kept so; "" of ""."""
+    if weights == "auto" or not files:
+        return files
+    return hashlib.sha256(f"{files} {weights}".encode()).hexdigest()
+
+
+def check_weights(weights: str, config: Any, dtype: str, device: str) -> None:
+    """Raises UserError where a model cannot be kept with such ``weights``, before they are read."""
+    if weights == "auto":
+        return
+    t5 = config.model_type in ENCODER_DECODERS
+    if dtype != "float32":
+        reason = f"it computes in float32, not in {dtype}; leave out --dtype, or --weights"
+    elif torch.device(device).type != "cpu":
+        reason = "its products exist on CPUs alone; add --device cpu, or give --dtype float16 instead"
+    elif t5 or experts_per_token(config):
+        what = "a model with an encoder" if t5 else "a mixture of experts"
+        reason = f"{what} is not supported; leave out --weights"
+    elif "fbgemm" not in torch.backends.quantized.supported_engines:
+        reason = "torch has no FBGEMM on this machine; leave out --weights"
+    else:
+        return
+    raise UserError("weights_unsupported", f"--weights {weights} cannot be used: {reason}.")
+
+
+@torch.no_grad()
+def round_weights(model: Any, path: str | Path) -> None:
+    """Round each weight matrix of a float32 ``model`` to float16, in place; gains and biases stay.
+
+    Raises UserError for weights beyond the range of float16.
+    """
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1:
+            weight.copy_(weight.half())
+            if weight.isinf().any():
+                reason = "is beyond the range of float16; leave out --weights"
+                raise UserError("weights_overflow", f"{path}: a number in {name} {reason}.")
 
 
 def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
@@ -132,22 +172,36 @@ def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
 
 
 class Target:
-    """A loaded model as embed -> layers a..b -> head over rows of one sequence."""
+    """A loaded model as embed -> layers a..b -> head over rows of one sequence.
+
+    dtype    of residuals, keys and values; ``weights`` "float16" keeps matrices in half of that, else they have it too
+    form     in which products hold their weights
+    """
 
     def __init__(
-        self, model: Any, tokenizer: TargetTokenizer | None, folder: Path | None = None, *, release: bool = False
+        self,
+        model: Any,
+        tokenizer: TargetTokenizer | None,
+        folder: Path | None = None,
+        *,
+        weights: str = "auto",
+        release: bool = False,
     ) -> None:
-        """``release`` frees the weights of ``model`` while they are read, as far as they are held in another form."""
+        """``release`` frees the weights of ``model`` while they are read, as far as they are held in another form.
+
+        For ``weights`` "float16" those of ``model`` are rounded: see round_weights.
+        """
         check_family(model.config)
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        fast = may_copy(sum(p.numel() * p.element_size() for p in model.parameters()))
         self.parameters: int = sum(p.numel() for p in model.parameters())
-        fast = may_copy(weights)
-        self.tokenizer_or_none, self._folder = tokenizer, folder
+        self.form: Form = "float16" if weights == "float16" else "fast" if fast else "plain"
+        self.tokenizer_or_none, self._folder, self._weights = tokenizer, folder, weights
         self.config = model.config
         encodes = model.config.model_type in ENCODER_DECODERS
-        parts = read_t5(model, fast) if encodes else read_parts(model, fast, release)
-        self.embedding, self._embedding_scale = parts.embedding, parts.embedding_scale
-        self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        parts = read_t5(model, self.form) if encodes else read_parts(model, self.form, release)
+        self.dtype, self.device = parts.embedding.dtype, parts.embedding.device
+        self.embedding = parts.embedding.half() if self.form == "float16" else parts.embedding
+        self._embedding_scale = parts.embedding_scale
         self.context_tokens = context_tokens(model.config)
         self.blocks: list[Layer] = parts.blocks
         self._fillers: dict[int, Filler] = {}
@@ -156,14 +210,15 @@ class Target:
         self.encoder = parts.encoder
 
     @classmethod
-    def load(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> Target:
-        """Load a folder or hub id of a supported family in ``dtype`` onto ``device``.
+    def load(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu", weights: str = "auto") -> Target:
+        """Load a folder or hub id of a supported family in ``dtype`` onto ``device``, "float16" ``weights`` or "auto".
 
         Raises UserError where that fails, and where this forward does not say what transformers' own says.
         """
         import transformers
 
         tokenizer = load_tokenizer(path)
+        check_weights(weights, tokenizer.config, dtype, device)
         local = Path(path).is_dir()
         # Reading a local folder takes no time worth a bar; a download keeps its own.
         with quiet() if local else nullcontext():
@@ -174,8 +229,10 @@ class Target:
         check_complete(path, info)
         folder = Path(path) if local else downloaded(str(path))
         model = model.to(device).eval()
+        if weights == "float16":
+            round_weights(model, path)
         ids, their_logits = probe(model)
-        target = cls(model, tokenizer, folder, release=True)
+        target = cls(model, tokenizer, folder, weights=weights, release=True)
         del model
         error = target._error(ids, their_logits.double())
         if not error < _ROUNDING[their_logits.dtype]:  # nan is refused too
@@ -211,6 +268,11 @@ class Target:
         return self.tokenizer_or_none
 
     @property
+    def folder(self) -> Path | None:
+        """Where its files lie; None for a model made in memory."""
+        return self._folder
+
+    @property
     def layers(self) -> int:
         return len(self.blocks)
 
@@ -230,6 +292,11 @@ class Target:
 
     @cached_property
     def weights_sha256(self) -> str:
+        """What tells this target from others: the hash of its files, and how its weights are kept."""
+        return form_sha256(self.files_sha256, self._weights)
+
+    @cached_property
+    def files_sha256(self) -> str:
         """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
         if self._folder is not None and any(self._folder.glob("*.safetensors")):
             return folder_sha256(self._folder)
@@ -257,12 +324,13 @@ class Target:
 
     def new_cache(self, tokens: int) -> Cache:
         attention = self.blocks[0].attention
-        return Cache(self.layers, attention.kv_heads, attention.head_dim, tokens, like=self.embedding)
+        like = self.embedding.new_empty(0, dtype=self.dtype)
+        return Cache(self.layers, attention.kv_heads, attention.head_dim, tokens, like)
 
     def embed(self, tokens: Sequence[int]) -> Tensor:
         """Residual before the first layer, [rows, width]."""
         ids = torch.tensor(list(tokens), device=self.device)
-        rows = F.embedding(ids, self.embedding)
+        rows = F.embedding(ids, self.embedding).to(self.dtype)
         return rows if self._embedding_scale == 1.0 else rows * rows.new_tensor(self._embedding_scale)
 
     def layout(
@@ -288,6 +356,10 @@ class Target:
     def head(self, rows: Tensor) -> Tensor:
         """Target logits [rows, vocabulary] of residual ``rows`` [rows, width]."""
         return self.lm_head(self.final_norm(rows))
+
+    def head_rows(self, ids: Tensor) -> Linear:
+        """The LM head for tokens ``ids`` [k] only: normed rows [rows, width] to their logits [rows, k]. It copies."""
+        return self.lm_head.rows(ids)
 
     @torch.inference_mode()
     def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int] = (), *, one_by_one: bool = False) -> Tensor:

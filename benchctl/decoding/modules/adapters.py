@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.model.kernels import Linear, may_copy
+from benchctl.decoding.model.kernels import Form, Linear
 from benchctl.decoding.model.layers import Attention, Layer, Mlp, project
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import AdapterSettings, LowRank, exit_losses, log_shares
@@ -69,20 +69,20 @@ class LayerAdapter(nn.Module):
         self.gate_up = settings.low_rank(width, 2 * inner, device) if inner else None
         self.down = settings.low_rank(inner, width, device) if inner else None
 
-    def merged(self, layer: Layer, fast: bool) -> Layer:
-        """A layer of its own with the sums as weights; ``fast`` as for Linear."""
+    def merged(self, layer: Layer, form: Form) -> Layer:
+        """A layer of its own with the sums as weights; ``form`` as for Linear."""
         attention, mlp = layer.attention, layer.mlp
-        qkv, out = _sum(attention.qkv, self.qkv, fast), _sum(attention.out, self.out, fast)
+        qkv, out = _sum(attention.qkv, self.qkv, form), _sum(attention.out, self.out, form)
         if isinstance(mlp, Mlp) and self.gate_up is not None and self.down is not None:
-            mlp = replace(mlp, gate_up=_sum(mlp.gate_up, self.gate_up, fast), down=_sum(mlp.down, self.down, fast))
+            mlp = replace(mlp, gate_up=_sum(mlp.gate_up, self.gate_up, form), down=_sum(mlp.down, self.down, form))
         return replace(layer, attention=replace(attention, qkv=qkv, out=out), mlp=mlp)
 
 
-def _sum(product: Linear, trained: LowRank, fast: bool) -> Linear:
+def _sum(product: Linear, trained: LowRank, form: Form) -> Linear:
     """The product by W + scale * B A, added up in float32 at least."""
     kind = torch.promote_types(product.weight.dtype, torch.float32)
     change = trained.scale * (trained.up.weight.to(kind) @ trained.down.weight.to(kind))
-    return Linear((product.weight.to(kind) + change).to(product.weight.dtype), product.bias, fast)
+    return Linear((product.weight.to(kind) + change).to(product.weight.dtype), product.bias, form)
 
 
 class Adapters(nn.Module):
@@ -96,8 +96,9 @@ class Adapters(nn.Module):
     @torch.no_grad()
     def merge(self, target: Target) -> Target:
         """A view of ``target`` on merged layers; it holds all products of the layers a second time."""
-        fast = may_copy(target.parameters * target.embedding.element_size())
-        return target.with_blocks([self.layers.of(n).merged(block, fast) for n, block in enumerate(target.blocks, 1)])
+        return target.with_blocks(
+            [self.layers.of(n).merged(block, target.form) for n, block in enumerate(target.blocks, 1)]
+        )
 
 
 class AdaptedTexts:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.draft_vocabulary import DRAFT_VOCABULARY
 from benchctl.errors import UserError
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -186,7 +187,7 @@ SLACK = 1e-6  # a mean of cosines in float32 may end a little beyond 1
 
 @dataclass(frozen=True)
 class MadeFor:
-    """The target that modules were trained for."""
+    """The target that modules were trained for; ``weights_sha256`` is the hash of its files."""
 
     name: str
     weights_sha256: str
@@ -287,9 +288,9 @@ def shares(yardsticks: Mapping[str, Any]) -> dict[str, float]:
 
 
 def modules_sha256(folder: str) -> str:
-    """Hash of the weights and of the facts, which may shape drafts too; of published modules, of all their files."""
+    """Hash of weights, facts, which may shape drafts too, and draft vocabulary; of published modules, of all files."""
     digest, path = hashlib.sha256(), Path(folder)
-    files = [path / WEIGHTS, path / FACTS]
+    files = [path / WEIGHTS, path / FACTS, *path.glob(DRAFT_VOCABULARY)]
     if not files[1].is_file():
         weights = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt"))
         files = [*weights, path / "config.json"]
@@ -310,14 +311,14 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> A
         module = method.build(target.info, target.lm_head.weight)
     stage = method.second_stage
     whole = stage is None or stage.needed
-    take_weights(module, method, name, folder, (target.info, target.weights_sha256), whole)
+    take_weights(module, method, name, folder, (target.info, target.files_sha256), whole)
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
 def take_weights(
     module: nn.Module, method: Trainable, name: str, folder: str, target: tuple[TargetInfo, str], whole: bool
 ) -> None:
-    """Give ``module`` the weights in ``folder``, made for a target with these facts and this hash.
+    """Give ``module`` the weights in ``folder``, made for a target with these facts and this hash of its files.
 
     Not ``whole``: all but those of the second stage. Raises UserError as load_modules does.
     """

@@ -6,6 +6,7 @@ import hashlib
 import os
 import queue
 import threading
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,9 +76,11 @@ class Downloader:
 
 @dataclass(frozen=True)
 class SuiteSpec:
-    """A known suite. `sha256` is that of the file at `address`; `file` is its path below the folder of BENCHCTL_DATA.
+    """A known suite. `sha256` is that of the file at `address`; `file` is its path below the folder of BENCHCTL_DATA
+    and below that of the cache. `turns` is the most that a prompt has.
 
     A suite without an address is benchctl's own: the embedded file is the whole suite, not a sample of a published one.
+    A suite with 0 `embedded_prompts` has no sample in the package.
     """
 
     name: str
@@ -107,18 +110,35 @@ def prompts_folder() -> Path:
     return cache_folder() / "prompts"
 
 
-def keep(name: str, content: bytes, notify: Notify) -> None:
+def keep(path: Path, content: bytes, notify: Notify) -> None:
     """Writes the copy whole or not at all. A cache that cannot be written gives a notice, not an error."""
-    folder = prompts_folder()
-    draft = folder / f"{name}.{os.getpid()}"
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(content)
-        draft.replace(folder / name)
+        draft.replace(path)
     except OSError as error:
         with suppress(OSError):
             draft.unlink()
-        notify(f"{name} is not kept in {folder}: {error.strerror or error}")
+        notify(f"{path.name} is not kept in {path.parent}: {error.strerror or error}")
+
+
+def unpacked(content: bytes, file: str) -> bytes:
+    """The content of a gzip file; any other content as it is. Raises UserError for a broken or too large file."""
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16: with the header and the checksum of gzip
+    try:
+        text = unpacker.decompress(content, SIZE_LIMIT_BYTES + 1)
+    except zlib.error as error:
+        raise UserError("broken_gzip", f"{file} is a broken gzip file ({error}); get the file again") from None
+    if len(text) > SIZE_LIMIT_BYTES:
+        raise UserError(
+            "file_too_large", f"{file} has more than {SIZE_LIMIT_BYTES >> 20} MiB of text; unpack it and give a part"
+        )
+    if not unpacker.eof or unpacker.unused_data:
+        raise UserError("broken_gzip", f"{file} is not one whole gzip file; get the file again, or unpack it")
+    return text
 
 
 Source = Literal["published", "embedded", "file"]
@@ -142,21 +162,14 @@ def find_suite(spec: SuiteSpec, *, source: str, downloader: Downloader, notify: 
     if spec.own:
         return _embedded(spec)
     if source == "embedded":
+        if not spec.embedded_prompts:
+            raise UserError("no_sample", f"{spec.name} has no embedded sample; leave out --source embedded")
         notify(f"{spec.name}: {spec.embedded_prompts} embedded sample prompts, not the {spec.prompts} published ones")
         return _embedded(spec)
     if folder := os.environ.get("BENCHCTL_DATA"):
         suite = _in_folder(spec, Path(folder).expanduser(), source, notify)
     else:
-        kept, content = prompts_folder() / Path(spec.file).name, b""
-        with suppress(OSError):
-            content = kept.read_bytes()
-        if content and sha256(content) != spec.sha256:
-            notify(f"{kept} is damaged and is not used")
-            content = b""
-        if content:
-            suite = SuiteBytes(content, "published", spec.address, spec.address)
-        else:
-            suite = _at_address(spec, source, downloader, notify)
+        suite = _kept(spec, notify) or _at_address(spec, source, downloader, notify)
     if spec.terms and suite.source != "embedded":
         notify(f"{spec.name}: {spec.terms}")
     return suite
@@ -178,16 +191,30 @@ def _embedded(spec: SuiteSpec) -> SuiteBytes:
     return SuiteBytes(content, "embedded", f"benchctl/{path}", f"benchctl/{path}")
 
 
+def _kept(spec: SuiteSpec, notify: Notify) -> SuiteBytes | None:
+    # Earlier versions kept all files in one folder, where two suites with files of one name had no room.
+    for path in (prompts_folder() / spec.file, prompts_folder() / Path(spec.file).name):
+        content = b""
+        with suppress(OSError):
+            content = path.read_bytes()
+        if sha256(content) == spec.sha256:
+            return SuiteBytes(content, "published", spec.address, spec.address)
+        if content and path == prompts_folder() / spec.file:
+            notify(f"{path} is damaged and is not used")
+    return None
+
+
 def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> SuiteBytes:
     name = Path(spec.file).name
     if not os.path.isdir(folder):
         raise UserError("data_folder", f"BENCHCTL_DATA={folder} is not a folder; set it to the folder with {spec.file}")
-    path = next((path for path in (folder / spec.file, folder / name) if os.path.isfile(path)), None)
-    if path is None:
+    contents = {path: read_file(path) for path in (folder / spec.file, folder / name) if os.path.isfile(path)}
+    if not contents:
         raise UserError(
             "data_folder", f"BENCHCTL_DATA={folder} has neither {spec.file} nor {name}; put {spec.address} there"
         )
-    content = read_file(path)
+    # The published file goes first: several suites have a question.jsonl.
+    path, content = min(contents.items(), key=lambda found: sha256(found[1]) != spec.sha256)
     if sha256(content) == spec.sha256:
         return SuiteBytes(content, "published", spec.address, str(path))
     difference = f"{path} is not the published {spec.name} file (sha256 {sha256(content)}, expected {spec.sha256})"
@@ -203,12 +230,13 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
     try:
         content = downloader.fetch(spec.address)
     except UnreachableError as error:
-        if source == "published":
+        if source == "published" or not spec.embedded_prompts:
+            sample = ", or allow the sample with --source embedded" if spec.embedded_prompts else ""
             raise UserError(
                 "suite_unreachable",
-                f"the published {spec.name} prompts are not available: no copy in {prompts_folder()}, and "
-                f"{spec.address} is out of reach ({error}). Set BENCHCTL_DATA, or allow the sample with --source "
-                "embedded",
+                f"the published {spec.name} prompts are not available: {spec.address} is out of reach ({error}). Get "
+                f"the file on another machine and put it at {prompts_folder() / spec.file}, or below the folder of "
+                f"BENCHCTL_DATA{sample}",
             ) from None
         notify(
             f"{spec.name}: {spec.embedded_prompts} embedded sample prompts (the {spec.prompts} published ones need "
@@ -216,12 +244,13 @@ def _at_address(spec: SuiteSpec, source: str, downloader: Downloader, notify: No
         )
         return _embedded(spec)
     if sha256(content) != spec.sha256:
+        sample = " or use --source embedded" if spec.embedded_prompts else ""
         raise UserError(
             "not_published_file",
             f"{spec.address} gave a file that is not the published {spec.name} "
             f"(sha256 {sha256(content)}, expected {spec.sha256}): the transfer broke off, a proxy replaced it, or the "
-            "set was changed; try again, or set BENCHCTL_DATA or use --source embedded",
+            f"set was changed; try again, or set BENCHCTL_DATA{sample}",
         )
     notify(f"{spec.name}: fetched the {spec.prompts} published prompts from {spec.address}")
-    keep(Path(spec.file).name, content, notify)
+    keep(prompts_folder() / spec.file, content, notify)
     return SuiteBytes(content, "published", spec.address, spec.address)

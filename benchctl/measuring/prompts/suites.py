@@ -3,7 +3,9 @@
 import difflib
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchctl.errors import UserError
@@ -17,9 +19,11 @@ from benchctl.measuring.prompts.sources import (
     find_suite,
     read_file,
     sha256,
+    unpacked,
 )
 
 _DOWNLOADER = Downloader()  # one for all suites of a process, so that without a network only the first waits
+_MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
 
 def read_koala(suite: str, line: Line) -> Prompt:
@@ -43,13 +47,41 @@ def read_wizardlm(suite: str, line: Line) -> Prompt:
     return Prompt(line.identifier("idx"), suite, (line.text("Instruction"),), category=line.text("Skill"))
 
 
+def read_questions(suite: str, line: Line) -> Prompt:
+    """The layout of FastChat, which Spec-Bench and EAGLE took over. Only some suites have categories."""
+    category = line.optional_text("category")
+    return Prompt(line.identifier("question_id"), suite, line.texts("turns"), category=category)
+
+
 def read_mt_bench(suite: str, line: Line) -> Prompt:
     """Both turns. Only some lines have references, and the second may be empty."""
-    turns = line.texts("turns")
-    if len(turns) != 2:
-        raise line.error("wrong_turn_count", f'field "turns" has {len(turns)} entries; a line of {suite} has 2')
-    reference = line.optional_texts("reference", at_most=2)
-    return Prompt(line.identifier("question_id"), suite, turns, reference, category=line.text("category"))
+    prompt = read_questions(suite, line)
+    if len(prompt.turns) != 2:
+        raise line.error("wrong_turn_count", f'field "turns" has {len(prompt.turns)} entries; a line of {suite} has 2')
+    return replace(prompt, reference=line.optional_texts("reference", at_most=2), category=line.text("category"))
+
+
+def read_spec_bench(suite: str, line: Line) -> Prompt:
+    """The eight categories of MT-Bench are one of the six of the paper (Xia et al. 2024), as its evaluation/speed.py
+    counts them: `multi-turn`."""
+    prompt, category = read_questions(suite, line), line.text("category")
+    return replace(prompt, category="multi-turn" if category in _MT_BENCH else category)
+
+
+def read_humaneval(suite: str, line: Line) -> Prompt:
+    """The start of a function as the file has it: no word of the prompt is ours."""
+    return Prompt(line.identifier("task_id"), suite, (line.text("prompt"),))
+
+
+def read_gsm8k(suite: str, line: Line) -> Prompt:
+    """The bare question: no word of the prompt is ours. The exact answer is the number after `####`.
+
+    The file has no ids: the line number takes their place.
+    """
+    _, mark, answer = line.text("answer").rpartition("####")
+    if not (mark and any(map(str.isdigit, answer))):
+        raise line.error("uncheckable_answer", 'field "answer" has no number after "####"; get the file again')
+    return Prompt(str(line.number), suite, (line.text("question"),), exact_answers=(answer.strip(),))
 
 
 def read_tasks(suite: str, line: Line) -> Prompt:
@@ -101,6 +133,75 @@ SUITES = (
         read=read_mt_bench,
     ),
     SuiteSpec(
+        name="spec-bench",
+        prompts=480,
+        turns=2,
+        licence="Apache-2.0; texts of five other sets",
+        address="https://raw.githubusercontent.com/hemingkx/Spec-Bench/fd2c1cd7d2201ef71db4c5f4e455008f017967bf"
+        "/data/spec_bench/question.jsonl",
+        sha256="4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04",
+        file="spec_bench/question.jsonl",
+        embedded_prompts=0,
+        read=read_spec_bench,
+    ),
+    SuiteSpec(
+        name="vicuna",
+        prompts=80,
+        licence="Apache-2.0",
+        address="https://raw.githubusercontent.com/lm-sys/FastChat/0e6d3e4beaab66f4d3f93db72541a4abab8af28d"
+        "/fastchat/llm_judge/data/vicuna_bench/question.jsonl",
+        sha256="c248c5c98ba45bb0c2aadae2f270e643bd32679c6c306a3b2a503ac4254cdaa5",
+        file="vicuna_bench/question.jsonl",
+        embedded_prompts=0,
+        read=read_questions,
+    ),
+    SuiteSpec(
+        name="humaneval",
+        prompts=164,
+        licence="MIT",
+        address="https://raw.githubusercontent.com/openai/human-eval/6d43fb980f9fee3c892a914eda09951f772ad10d"
+        "/data/HumanEval.jsonl.gz",
+        sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+        file="human_eval/HumanEval.jsonl.gz",
+        embedded_prompts=0,
+        read=read_humaneval,
+    ),
+    SuiteSpec(
+        name="gsm8k",
+        prompts=1319,
+        licence="MIT",
+        address="https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
+        "/grade_school_math/data/test.jsonl",
+        sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
+        file="grade_school_math/test.jsonl",
+        embedded_prompts=0,
+        read=read_gsm8k,
+    ),
+    # The 80 prompts of each set that the papers on speculative decoding use, in EAGLE's repository.
+    SuiteSpec(
+        name="alpaca",
+        prompts=80,
+        licence="CC BY-NC 4.0",
+        address="https://raw.githubusercontent.com/SafeAILab/EAGLE/cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b"
+        "/eagle/data/alpaca/question.jsonl",
+        sha256="8ad3e5a7fc61b88d8e25edb81a52a2ce00a04494d5694c122cb11a5cc26a00df",
+        file="alpaca/question.jsonl",
+        embedded_prompts=0,
+        read=read_questions,
+        terms="these prompts are licensed CC BY-NC 4.0: for non-commercial use only, naming their authors (Alpaca)",
+    ),
+    SuiteSpec(
+        name="cnn-dailymail",
+        prompts=80,  # those of spec-bench/summarization
+        licence="Apache-2.0; texts of CNN and Daily Mail",
+        address="https://raw.githubusercontent.com/SafeAILab/EAGLE/cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b"
+        "/eagle/data/sum/question.jsonl",
+        sha256="916876f0c42f938a944de96eed16e51425f29f27438cca5c9ef4737c0fedf771",
+        file="sum/question.jsonl",
+        embedded_prompts=0,
+        read=read_questions,
+    ),
+    SuiteSpec(
         name="tasks",
         prompts=280,
         licence="Apache-2.0",
@@ -145,23 +246,52 @@ def load_suite(
     notify: Notify,
     downloader: Downloader | None = None,
 ) -> Suite:
-    """A known suite by its name, or any file of `prompt` or `turns` records by its path.
+    """A known suite by its name, one category of it as `name/category`, or any file of `prompt` or `turns` records by
+    its path; the file may be compressed by gzip.
 
     `source` ("auto", "published" or "embedded") and BENCHCTL_DATA choose where a known suite comes from. `limit` keeps
-    the first N prompts in file order; the whole file is checked. `notify` gets a sentence about a download or a
+    so many prompts, as `evenly` does; the whole file is checked. `notify` gets a sentence about a download or a
     substitute. Raises UserError.
     """
-    spec = next((spec for spec in SUITES if spec.name == name_or_path), None)
-    if spec is not None:
+    known, _, category = name_or_path.partition("/")
+    spec = next((spec for spec in SUITES if spec.name == known), None)
+    if spec is not None and not (category and os.path.exists(name_or_path)):
         content = find_suite(spec, source=source, downloader=downloader or _DOWNLOADER, notify=notify)
         name, read = spec.name, spec.read
     else:
+        spec, category = None, ""
         content, read = _own_file(name_or_path), read_user_line
         # A file named like a known suite keeps its suffix, so that no table shows it as that suite.
         path = Path(name_or_path)
         name = path.name if path.stem in suite_names() else path.stem
-    prompts = read_prompts(name, content.file, content.content, read)[:limit]
-    return Suite(name, prompts, content.source, content.origin, sha256(content.content), spec is not None and spec.own)
+    prompts = read_prompts(name, content.file, unpacked(content.content, content.file), read)
+    if category:
+        prompts, name = _of_category(prompts, name, category), f"{name}/{category}"
+    own = spec is not None and spec.own
+    return Suite(name, evenly(prompts, limit), content.source, content.origin, sha256(content.content), own)
+
+
+def evenly(prompts: Sequence[Prompt], limit: int | None) -> tuple[Prompt, ...]:
+    """The first prompts of each category, as many of each as of any other where it has them, in the order given.
+
+    All prompts without a limit. Where `limit` is no multiple of the number of categories, those that come first in
+    `prompts` have one more.
+    """
+    seen: Counter[str] = Counter()
+    numbers = []  # of each prompt within its category
+    for prompt in prompts:
+        numbers.append(seen[prompt.category])
+        seen[prompt.category] += 1
+    kept = sorted(range(len(prompts)), key=numbers.__getitem__)[:limit]
+    return tuple(prompts[at] for at in sorted(kept))
+
+
+def _of_category(prompts: Sequence[Prompt], name: str, category: str) -> tuple[Prompt, ...]:
+    kept = tuple(replace(prompt, suite=f"{name}/{category}") for prompt in prompts if prompt.category == category)
+    if not kept:
+        known = ", ".join(dict.fromkeys(prompt.category for prompt in prompts if prompt.category)) or "none"
+        raise UserError("unknown_category", f'{name} has no category "{category}"; its categories: {known}')
+    return kept
 
 
 def _own_file(text: str) -> SuiteBytes:

