@@ -176,13 +176,14 @@ def _modules_command(label: str) -> click.Command:
 
 
 def _print_estimate(options: TeacherOptions, label: str) -> None:
+    from benchctl.cli.display import memory_table
+    from benchctl.measuring.machine.host import free_memory_bytes
     from benchctl.training.modules.job import estimate
 
     needed = estimate(options, label)
     click.echo(f"{label} on {options.model}: memory by formula, not measured.")
     click.echo(f"parameters: target {needed.target_parameters:,}, modules {needed.module_parameters:,}")
-    for name, size in {**needed.memory_bytes, "sum": sum(needed.memory_bytes.values())}.items():
-        click.echo(f"{name:<12}{size / 1e9:>9.3f} GB")
+    click.echo(memory_table(needed.memory_bytes, free_memory_bytes(options.device)))
     steps = "" if options.steps is None else f", {options.steps * needed.step_tokens:,} in {options.steps:,} steps"
     click.echo(
         "Logits are for one prediction per token. Multiply them by the number of heads or exits that are trained."

@@ -36,6 +36,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams and pinned memory, which a CPU has none of."""
     for name in ("Stream", "Event", "current_stream", "synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU in name only")
     for name in ("max_memory_allocated", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 1)

@@ -227,7 +227,7 @@ def test_a_control_that_fails_after_the_clock_takes_nothing_from_a_generation(
     assert row.verdict == (None if "judge" in control else "lossy")
     assert kept <= set(row.fidelity) and "kl_nats" not in row.fidelity
     one(run, task("own", repeat=1))
-    assert len(notices) == 1 and "MemoryError: no room for logits" in notices[0]
+    assert len(notices) == 1 and "out_of_memory: no room for logits" in notices[0]
 
 
 def test_a_method_is_judged_with_the_rows_of_its_steps(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig
 
 from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import check_family
-from benchctl.decoding.model.target import DTYPES, TargetInfo
+from benchctl.decoding.model.target import DTYPES, outline
 from benchctl.decoding.model.tokenizer import from_pretrained
 from benchctl.decoding.modules.trainable import (
     MadeFor,
@@ -179,16 +179,12 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     """
     config = from_pretrained(AutoConfig, bundled.resolve(options.model))
     check_family(config)
-    info = TargetInfo.of(config)
-    kind = AutoModelForSeq2SeqLM if info.is_encoder_decoder else AutoModelForCausalLM
-    with torch.device("meta"):  # shapes without memory
-        target = kind.from_config(config)  # type: ignore[no-untyped-call]
-        lm_head = torch.empty(info.vocabulary, info.hidden_size)
-        method = trainable(parse_label(label))
-        assert isinstance(method, Method)
-        if problem := why_unsupported(method, info):
-            raise UserError("cannot_be_trained", f"{label} cannot be trained for this target: {problem}")
-        module = method.build(info, lm_head)
+    target, method = outline(config), trainable(parse_label(label))
+    info = target.info
+    assert isinstance(method, Method)
+    if problem := why_unsupported(method, info):
+        raise UserError("cannot_be_trained", f"{label} cannot be trained for this target: {problem}")
+    module = method.build(info, target.lm_head.weight)
     size = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype].itemsize
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     gradients = sum(parameter.numel() for _, parameter in trained) * WIDE
@@ -196,11 +192,11 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     tokens = options.micro_rows * options.row_tokens
     passes = Stage(1.0, options.row_tokens, options.micro_rows).micro_batches(options.batch_tokens or BATCH_TOKENS)
     memory_bytes = {
-        "target": parameter_count(target) * size,
+        "target": target.parameters * size,
         "modules": parameter_count(module) * WIDE,
         "gradients": gradients,
         "optimizer": 2 * gradients - single,
         "residuals": (info.layers + 1) * tokens * info.hidden_size * size,
         "logits": LOGIT_COPIES * tokens * info.vocabulary * WIDE,
     }
-    return Estimate(parameter_count(target), parameter_count(module), memory_bytes, passes * tokens)
+    return Estimate(target.parameters, parameter_count(module), memory_bytes, passes * tokens)
