@@ -19,7 +19,8 @@ from torch import Tensor
 _MAX_COPIED_BYTES = 1 << 31
 _SMALL_WEIGHT = 1 << 17  # below, packing costs more per call than it saves for few rows
 _FEW_ROWS = 8
-_FEWEST_ROWS = 3  # up to here packing costs more for any weight
+_FEWEST_ROWS = 3  # up to here packing costs more for any weight that a cache holds
+_LARGE_WEIGHT, _LARGE_INPUT = 1 << 18, 512  # from here on weights come from memory, and one row with one thread is few
 
 _half_product = torch.ops.quantized.linear_dynamic_fp16.default._op  # without a look at each argument in Python
 
@@ -42,6 +43,7 @@ class Linear:
         self._transposed: Tensor | None = None
         self._packed: Tensor | None = None
         self._small = weight.numel() < _SMALL_WEIGHT
+        self._large = weight.numel() >= _LARGE_WEIGHT and self.in_features >= _LARGE_INPUT
         if form == "float16":
             self._half = torch.ops.quantized.linear_prepack_fp16(weight, None)
         elif form == "fast" and weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -100,6 +102,8 @@ class Linear:
         return twin
 
     def _few(self, rows: int) -> bool:
+        if self._large:
+            return rows == 1 and torch.get_num_threads() == 1
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
 
 
