@@ -40,6 +40,7 @@ Figures = Mapping[str, Any]
 )
 @click.option("--prompts", type=click.IntRange(2), help="Prompts of each suite.  [default: library 6, costs 2]")
 @click.option("--max-new-tokens", type=click.IntRange(2), help="Longest answer.  [default: library 96, costs 64]")
+@click.option("--model", default="", help="Of library: this model, in both forms.  [default: the embedded target]")
 @click.option("--label", "labels", multiple=True, help="Another method for costs: 'medusa[modules=FOLDER]'.")
 @click.option("--out", default="results/bench", show_default=True, type=click.Path(path_type=Path), help="Folder.")
 def main(
@@ -47,10 +48,13 @@ def main(
     threads: tuple[int, ...],
     prompts: int | None,
     max_new_tokens: int | None,
+    model: str,
     labels: tuple[str, ...],
     out: Path,
 ) -> None:
     """Measure the speed of our loop against transformers' generate (library) and the cost of steps (costs).
+
+    With --model, library compares the baseline with generate, and with itself with float16 weights.
 
     \b
     Examples:
@@ -59,18 +63,21 @@ def main(
     """
     sections = tuple(name for name in SECTIONS if name in only or not only)
     _check_labels(labels, sections)
+    if model and sections != ("library",):
+        raise click.UsageError("--model names a model for the section library; add --only library")
     out.mkdir(parents=True, exist_ok=True)
     asked = {
         "sections": sections,
         "threads": threads,
         "prompts": prompts,
         "max_new_tokens": max_new_tokens,
+        "model": Path(model).name,
         "labels": [without_places(label) for label in labels],
     }
     figures: dict[str, Any] = {**circumstances(), "asked": asked}
     console = Console(width=120)
     if "library" in sections:
-        sizes = {"prompts": prompts or 6, "max_new_tokens": max_new_tokens or 96}
+        sizes: dict[str, Any] = {"prompts": prompts or 6, "max_new_tokens": max_new_tokens or 96, "model": model}
         figures["library"] = [row for count in threads for row in measure_apart("speed", threads=count, **sizes)]
         console.print(_library_table(figures["library"]))
     if "costs" in sections:

@@ -21,12 +21,12 @@ class Answer:
 class Library:
     """Greedy decoding by transformers in its three ways, dynamic cache, batch 1, draft length constant."""
 
-    def __init__(self, target: Path, draft: Path) -> None:
+    def __init__(self, target: Path, draft: Path | None) -> None:
         import transformers
 
         loader: Any = transformers.AutoModelForCausalLM
         self._model: Any = loader.from_pretrained(target, dtype=torch.float32).eval()
-        self._assistant: Any = loader.from_pretrained(draft, dtype=torch.float32).eval()
+        self._assistant: Any = draft and loader.from_pretrained(draft, dtype=torch.float32).eval()
         self._passes = 0
         self._model.model.layers[-1].register_forward_hook(self._count)
 

@@ -71,14 +71,16 @@ class Arm:
         return sum(len(answer.token_ids) for answer in self.answers) / sum(answer.passes for answer in self.answers)
 
 
-def measure(threads: int, prompts: int, max_new_tokens: int) -> list[dict[str, object]]:
-    """Every pair on the embedded suites' prompts, order reversed from prompt to prompt."""
+def measure(threads: int, prompts: int, max_new_tokens: int, model: str = "") -> list[dict[str, object]]:
+    """Every pair on the embedded suites' prompts, order reversed from prompt to prompt.
+
+    Of a ``model`` by name or folder, which may have no draft model, the baseline and its two forms.
+    """
     torch.set_num_threads(threads)
-    target_path, draft_path = _embedded()
-    target, draft = Target.load(target_path), Target.load(draft_path)
-    library = Library(target_path, draft_path)
-    pairs = _pairs(target, draft, library)
-    arms = [arm for pair in pairs for arm in pair]
+    target_path, draft_path = (Path(bundled.resolve(model)), None) if model else _embedded()
+    target, library = Target.load(target_path), Library(target_path, draft_path)
+    pairs = _pairs(target, Target.load(draft_path), library) if draft_path else _forms(target, target_path, library)
+    arms = list({id(arm): arm for pair in pairs for arm in pair}.values())
     texts = embedded_prompts(target, prompts)
     for arm in arms:
         arm.decoder(texts[0], 16)
@@ -106,9 +108,19 @@ def _pairs(target: Target, draft: Target, library: Library) -> list[tuple[Arm, A
     return [(Arm(label, _ours(label, target, draft), [], []), Arm(name, way, [], [])) for label, name, way in ways]
 
 
-def _ours(label: str, target: Target, draft: Target) -> Decoder:
+def _forms(target: Target, path: Path, library: Library) -> list[tuple[Arm, Arm]]:
+    """The baseline against generate, and with float16 weights against itself."""
+    ours = Arm("autoregressive", _ours("autoregressive", target), [], [])
+    half = _ours("autoregressive", Target.load(path, weights="float16"))
+    return [
+        (ours, Arm("generate", library.plain(), [], [])),
+        (Arm("autoregressive, float16 weights", half, [], []), ours),
+    ]
+
+
+def _ours(label: str, target: Target, draft: Target | None = None) -> Decoder:
     method = build(label)
-    if isinstance(method, UsesDraftModel):
+    if isinstance(method, UsesDraftModel) and draft is not None:
         method.use_draft_model(draft)
     method.prepare(target)
 

@@ -41,7 +41,7 @@ class Difference:
 
 
 _PLAIN = (
-    *("baseline", "dtype", "weights", "device", "executor", "attention", "threads", "batch_size", "context_fill"),
+    *("baseline", "dtype", "device", "executor", "attention", "threads", "batch_size", "context_fill"),
     *("max_new_tokens", "temperature", "top_p", "top_k", "imported"),
 )
 
@@ -55,6 +55,7 @@ def _settings(run: Run) -> dict[str, tuple[object, object]]:
         "target": (_model(target), (weights, target.tokenizer_sha256, target.chat_template_sha256)),
         "prompts": (", ".join(shown_suites), {(suite.name, suite.sha256) for suite in suites}),
         "modes": (", ".join(run.modes), set(run.modes)),
+        "weights": (run.weights or run.dtype, run.weights),
         **{name: (getattr(run, name), getattr(run, name)) for name in _PLAIN},
         **{fact: (run.machine.get(fact, ""), run.machine.get(fact)) for fact in ("cpu", "gpu")},
     }

@@ -52,6 +52,10 @@ def test_runs_that_differ_in_a_setting_are_not_comparable_and_the_field_is_named
     assert [found.field for found in differences(RUN, replace(RUN, **changes))] == [field]
 
 
+def test_weights_of_their_own_are_shown_next_to_those_of_the_dtype() -> None:
+    assert differences(RUN, replace(RUN, weights="float16")) == (Difference("weights", "float32", "float16"),)
+
+
 def test_runs_that_differ_in_what_does_not_matter_are_comparable() -> None:
     other = replace(RUN, name="x", created="y", command=(), seed=5, repeats=9, methods=RUN.methods[:2], commit="z")
     assert differences(RUN, other) == ()

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tiny import tiny_folder
 
 from benchmarks import __main__ as main_module
+from benchmarks import speed
 from benchmarks.__main__ import main
 from benchmarks.costs import against_band
 from benchmarks.coverage import Line, World, missed, study
@@ -46,6 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     [
         ("--only prices", "'prices'"),
         ("--only library --label two_model", "--label"),
+        ("--model folder", "--only library"),
         ("--only costs --label medusa[modules=none]", "none"),
         ("--only costs --label meduse", "Did you mean 'medusa'?"),
         ("--only costs --label two_model[draft_model=other]", "two_model[draft_model=other]"),
@@ -75,7 +78,7 @@ def test_one_section_is_measured_alone_and_leaves_the_figures_of_all_as_they_are
     written = (tmp_path / "figures-costs.json").read_text()
     figures = json.loads(written)
     assert sorted(figures) == ["asked", "commit", "costs", "created", "machine", "versions"]
-    sizes = {"threads": [2], "prompts": None, "max_new_tokens": 9}
+    sizes = {"threads": [2], "prompts": None, "max_new_tokens": 9, "model": ""}
     assert figures["asked"] == {"sections": ["costs"], "labels": ["medusa[modules=heads]"], **sizes}
     assert figures["costs"]["methods"] == [COST] and str(tmp_path) not in written
     for shown in ("m2r2[exit=2]", "1.10x [1.05, 1.15]", "within 15%", "100%", "medusa: no modules", "on 1 thread"):
@@ -108,3 +111,12 @@ def test_a_line_that_surely_misses_the_goal_is_named(
     covered: float, different: float, suites: str, is_missed: bool
 ) -> None:
     assert missed(Line(suites, 16, 1, covered, 0.0, 1 - covered, 1.5, different), 1000) == is_missed
+
+
+def test_a_model_is_compared_with_generate_and_with_its_other_form(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path, max_position_embeddings=4096)
+    generate, half = speed.measure(threads=1, prompts=2, max_new_tokens=4, model=str(folder))
+    assert (generate["ours"], generate["theirs"]) == ("autoregressive", "generate")
+    assert (half["ours"], half["theirs"]) == ("autoregressive, float16 weights", "autoregressive")
+    assert generate["prompts"] == half["prompts"] == generate["same_tokens"] == 8
+    assert half["their_tokens_per_s"] == generate["our_tokens_per_s"]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from benchctl.decoding.model.kernels import Form, Linear, Norm, may_copy
 
 # Below and above the size from which weights are packed for several rows.
-SHAPES = {"small": (48, 32), "large": (520, 264), "wide head": (4096, 64)}
+SHAPES = {"small": (48, 32), "large": (520, 264), "wide head": (4096, 64), "from memory": (516, 520)}
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

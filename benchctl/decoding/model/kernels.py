@@ -19,9 +19,13 @@ from torch import Tensor
 _MAX_COPIED_BYTES = 1 << 31
 _SMALL_WEIGHT = 1 << 17  # below, packing costs more per call than it saves for few rows
 _FEW_ROWS = 8
-_FEWEST_ROWS = 3  # up to here packing costs more for any weight
+_FEWEST_ROWS = 3  # up to here packing costs more for any weight that a cache holds
+_LARGE_WEIGHT, _LARGE_INPUT = 1 << 18, 512  # from here on weights come from memory, and one row with one thread is few
 
 _half_product = torch.ops.quantized.linear_dynamic_fp16.default._op  # without a look at each argument in Python
+
+# oneDNN's products with AVX-512 take less time for four rows than for one to three.
+_FULL_ROWS = 4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
 
 Form = Literal["plain", "fast", "float16"]
 """How products hold weights: as they come, in the layouts of fast kernels too, or rounded to float16 and packed."""
@@ -30,7 +34,7 @@ Form = Literal["plain", "fast", "float16"]
 class Linear:
     """y = x W^T + b for x [rows, in], W [out, in].
 
-    In the form "float16" W is rounded; x, b, sums and y are float32. A row of y is the same for any number of rows.
+    In the form "float16" W is rounded; x, b, sums and y are float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, form: Form = "fast") -> None:
@@ -42,6 +46,7 @@ class Linear:
         self._transposed: Tensor | None = None
         self._packed: Tensor | None = None
         self._small = weight.numel() < _SMALL_WEIGHT
+        self._large = weight.numel() >= _LARGE_WEIGHT and self.in_features >= _LARGE_INPUT
         if form == "float16":
             self._half = torch.ops.quantized.linear_prepack_fp16(weight, None)
         elif form == "fast" and weight.device.type == "cpu" and weight.dtype == torch.float32:
@@ -71,8 +76,10 @@ class Linear:
         # Few rows read the weights once either way: the plain product on transposed weights starts fastest.
         if self._packed is None or self._few(x.shape[0]):
             return torch.mm(x, self._transposed) if self.bias is None else torch.addmm(self.bias, x, self._transposed)
-        packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
-        return packed
+        rows = x.shape[0]
+        padded = F.pad(x, (0, 0, 0, _FULL_ROWS - rows)) if self._large and rows < _FULL_ROWS else x
+        packed: Tensor = torch.ops.mkldnn._linear_pointwise(padded, self._packed, self.bias, "none", [], "")
+        return packed if padded is x else packed[:rows]
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual + x W^T + b, in one call where the kernel can."""
@@ -100,6 +107,8 @@ class Linear:
         return twin
 
     def _few(self, rows: int) -> bool:
+        if self._large:
+            return rows == 1 and torch.get_num_threads() == 1
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
 
 
