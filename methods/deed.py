@@ -30,6 +30,8 @@ class Deed(ExitPolicy, Trainable):
     exits         exit layers joined by +, such as 4+8; empty: all exits of the modules, or every layer in training
     rank, alpha   inner units of a module, and its scale: its output is multiplied by alpha / rank (ours)
     draft_tokens  tokens drafted per verification in mode=draft
+    draft_vocabulary  tokens that exits score in mode=draft: stored (those kept with the modules, if any) or whole;
+                  probabilities are shares of these tokens
     """
 
     mode: Literal["exit", "draft"] = "exit"
@@ -39,6 +41,7 @@ class Deed(ExitPolicy, Trainable):
     rank: int = 64
     alpha: float = 256.0
     draft_tokens: int = 4
+    draft_vocabulary: Literal["stored", "whole"] = "stored"
     supports_encoder_decoder = True
     demo = ("mode=draft,threshold=0.3,exits=4,draft_tokens=2",)
     trained_for = ("alpha",)

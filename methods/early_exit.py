@@ -46,6 +46,8 @@ class EarlyExit(ExitPolicy, Trainable):
     draft_tokens  tokens drafted per verification in mode=draft
     rank, alpha   inner units of a trained exit, and its scale: its output is multiplied by alpha / rank (ours)
     modules       folder of the trained exits and classifiers
+    draft_vocabulary  tokens that exits score in mode=draft: stored (those kept with the modules, if any) or whole;
+                  confidences are shares of these tokens
     """
 
     mode: Literal["exit", "draft"] = "exit"
@@ -60,6 +62,7 @@ class EarlyExit(ExitPolicy, Trainable):
     rank: int = 64
     alpha: float = 256.0
     modules: str = ""
+    draft_vocabulary: Literal["stored", "whole"] = "stored"
     supports_encoder_decoder = True
     demo = ("head=trained,confidence=classifier,threshold=0.6,exits=8+12",)
     trained_for = ("alpha",)

@@ -7,30 +7,35 @@ is transformers' (assistant_confidence_threshold).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Chain, Context, PlainDrafter, Speculative, UsesDraftModel, check_options
+from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 
 
 @dataclass
-class TwoModel(Speculative, UsesDraftModel):
+class TwoModel(Speculative, UsesDraftModel, UsesDraftVocabulary):
     """Draft with a smaller model, and verify the draft in one pass of the target.
 
-    draft_model   the draft model; empty: the one that --draft-model names
-    draft_tokens  tokens drafted per verification
-    confidence    stop drafting after a token with a lower draft probability; 0 never stops
+    draft_model       the draft model; empty: the one that --draft-model names
+    draft_tokens      tokens drafted per verification
+    confidence        stop drafting after a token with a lower draft probability, which is one over the draft
+                      vocabulary; 0 never stops
+    draft_vocabulary  tokens that the draft model scores: stored (those kept with it, if any) or whole
     """
 
     draft_model: str = ""
     draft_tokens: int = 6
     confidence: float = 0.5
+    draft_vocabulary: Literal["stored", "whole"] = "stored"
     _model: Target = field(init=False, repr=False, compare=False)
+    _lm_head: Linear = field(init=False, repr=False, compare=False)
     _stream: Stream = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -39,6 +44,10 @@ class TwoModel(Speculative, UsesDraftModel):
 
     def use_draft_model(self, draft_model: Target) -> None:
         self._model = draft_model
+
+    def prepare(self, target: Target) -> None:
+        self.load_vocabulary(self._model.folder, min(target.vocabulary, self._model.vocabulary))
+        self._lm_head = self.vocabulary.lm_head(self._model)
 
     def start(self, context: Context) -> int:
         first = super().start(context)
@@ -53,18 +62,14 @@ class TwoModel(Speculative, UsesDraftModel):
         # What the draft model has read beyond the committed text was rejected; after full acceptance it lacks a row.
         self._stream.truncate(min(self._stream.length, len(context.tokens) - 1))
         unread = context.tokens[self._stream.length :]
-        chain = Chain(context)
+        chain = Chain(context, self.vocabulary)
         for _ in range(min(self.draft_tokens, budget, room)):
-            draft_logits = self._feed(unread)
             # Heads of one tokenizer may be padded to different widths; padding is never drafted.
-            missing = context.target.vocabulary - draft_logits.shape[-1]
-            if missing > 0:
-                draft_logits = F.pad(draft_logits, (0, missing), value=-torch.inf)
-            draft_logits = draft_logits[:, : context.target.vocabulary]
-            token = chain.add(draft_logits)
-            if self.confidence and float(draft_logits.softmax(-1)[0, token]) < self.confidence:
+            draft_logits = self._feed(unread)[:, : context.target.vocabulary]
+            place = chain.add(draft_logits)
+            if self.confidence and float(draft_logits.softmax(-1)[0, place]) < self.confidence:
                 break
-            unread = [token]
+            unread = chain.tokens[-1:]
         return chain.draft()
 
     def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
@@ -74,8 +79,9 @@ class TwoModel(Speculative, UsesDraftModel):
         def propose(text: list[int], budget: int) -> list[int]:
             proposal: list[int] = []
             for _ in range(min(self.draft_tokens, budget, draft_model.context_tokens + 1 - len(text))):
-                probs = draft_model.next_logits([*text, *proposal])[: target.vocabulary].softmax(-1)
-                proposal.append(int(probs.argmax()))
+                draft_logits = draft_model.next_logits([*text, *proposal])[: target.vocabulary]
+                probs = self.vocabulary.of(draft_logits).softmax(-1)
+                proposal.append(self.vocabulary.token(int(probs.argmax())))
                 if float(probs.max()) < self.confidence:
                     break
             return proposal
@@ -83,9 +89,9 @@ class TwoModel(Speculative, UsesDraftModel):
         return propose
 
     def _feed(self, tokens: list[int]) -> Tensor:
-        """The draft model's logits [1, vocabulary] after reading ``tokens``."""
+        """The draft model's logits [1, k] over its draft vocabulary after reading ``tokens``."""
         self._stream.push(tokens)
         self._stream.advance()
-        draft_logits = self._stream.logits(len(tokens) - 1)
+        last = self._stream.states[-1:]
         self._stream.keep(range(len(tokens)))
-        return draft_logits
+        return self._lm_head(self._model.final_norm(last))

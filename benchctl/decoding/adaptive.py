@@ -35,11 +35,14 @@ class View:
 
     @cached_property
     def logits(self) -> Tensor:
-        """[1, vocabulary] logits of the exit head."""
+        """[1, vocabulary] logits of the exit head; [1, k] of a drafter with a draft vocabulary."""
         return self._head(self.state)
 
     def confidence(self, measure: Measure) -> float:
-        """From 0 to 1: the gap between the two likeliest tokens, the likeliest, or the cosine with the state before."""
+        """From 0 to 1: the gap between the two likeliest tokens, the likeliest, or the cosine with the state before.
+
+        Probabilities are shares of the tokens that the exit head scores.
+        """
         # Half precision has steps of 1/256 below 1, too coarse for a threshold.
         wide = torch.promote_types(self.state.dtype, torch.float32)
         if measure == "state_cosine":

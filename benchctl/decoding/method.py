@@ -16,6 +16,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary
 from benchctl.decoding.phases import Phase, ignore_phase
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import ForcedText, Verdict, verify_greedy, verify_rejection
@@ -63,19 +64,22 @@ class Context:
 class Chain:
     """A chain being drafted: tokens chosen as the run chooses them, and the distributions they were drawn from."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, vocabulary: DraftVocabulary = ALL_TOKENS) -> None:
+        self._context, self._vocabulary = context, vocabulary
         self._probs: list[Tensor] = []
         self.tokens: list[int] = []
 
     def add(self, draft_logits: Tensor) -> int:
+        """Choose a token by logits [1, k] over the draft vocabulary, and add it: its place among the logits."""
         sampling = self._context.sampling
         if sampling.greedy:
-            self.tokens.append(int(draft_logits.argmax(-1).item()))
+            place = int(draft_logits.argmax(-1).item())
         else:
-            self._probs.append(sampling.probs(draft_logits))
-            self.tokens.append(draw(self._probs[-1][0], self._context.generator))
-        return self.tokens[-1]
+            probs = sampling.probs(draft_logits)
+            place = draw(probs[0], self._context.generator)
+            self._probs.append(self._vocabulary.spread(probs, self._context.target.vocabulary))
+        self.tokens.append(self._vocabulary.token(place))
+        return place
 
     def draft(self) -> Draft:
         return Draft.chain(self.tokens, torch.cat(self._probs) if self._probs else None)

@@ -14,6 +14,7 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
+from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.measuring.clock import cpu_s, wall_s
@@ -211,7 +212,7 @@ class Measurer:
             rows=tuple(step.rows for step in generation.steps),
             passes=passes if set(passes) - {1} else (),
             layers=tuple(generation.layers),
-            counters=dict(generation.counters),
+            counters=dict(generation.counters) | self._vocabulary_of(task).counters(generation.token_ids),
             phases=dict(generation.phases),
             peak_memory_bytes=reading.peak_memory_bytes,
             reserved_memory_bytes=reading.reserved_memory_bytes,
@@ -224,6 +225,10 @@ class Measurer:
             fidelity=fidelity,
             error=None,
         )
+
+    def _vocabulary_of(self, task: Task) -> DraftVocabulary:
+        method = self.methods[task.label]
+        return method.vocabulary if isinstance(method, UsesDraftVocabulary) else ALL_TOKENS
 
     def _control(
         self, task: Task, request: DecodeRequest, generation: Generation, together: int

@@ -19,6 +19,7 @@ from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Chain, Context, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.modules.exits import ExitHead
 from benchctl.decoding.modules.trainable import load_modules
 
@@ -31,7 +32,7 @@ Heads = Callable[[Tensor], Tensor]
 
 
 @dataclass
-class M2R2(TwoStreamMethod, Speculative):
+class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
     """Draft with the accelerated stream at a gate, and verify with the target.
 
     modules       folder of the trained adapters
@@ -43,6 +44,8 @@ class M2R2(TwoStreamMethod, Speculative):
     width         branches kept at each depth of the draft; 1 is a chain
     confidence    stop before the likeliest branch would have a lower probability; 0 never stops
     source        what drafts: accelerated, or for comparison slow or exit (LITE-style exit of the same size)
+    draft_vocabulary  tokens that the gate scores: stored (those kept with the modules, if any) or whole; confidences
+                  are shares of these tokens
     """
 
     exit: int = 0
@@ -50,6 +53,7 @@ class M2R2(TwoStreamMethod, Speculative):
     width: int = 1
     confidence: float = 0.2
     source: Literal["accelerated", "slow", "exit"] = "accelerated"
+    draft_vocabulary: Literal["stored", "whole"] = "stored"
     _gate: int = field(init=False, repr=False, compare=False)
     _run: PairedRun | None = field(init=False, repr=False, compare=False)
     _head: Heads = field(init=False, repr=False, compare=False)
@@ -75,44 +79,53 @@ class M2R2(TwoStreamMethod, Speculative):
         # Only the source that drafts is kept: what it is compared with is not part of its memory.
         accelerated = self.source == "accelerated"
         self._run = streams.run(interval, target.blocks, defers_last=True) if accelerated else None
-        self._head = ExitHead(streams.exits.of(self._gate), target) if self.source == "exit" else target.head
+        self.load_vocabulary(self.modules, target.vocabulary)
+        norm, lm_head = target.final_norm, self.vocabulary.lm_head(target)
+        if self.source == "exit":
+            self._head = ExitHead(streams.exits.of(self._gate), norm, lm_head)
+        else:
+            self._head = lambda states: lm_head(norm(states))
 
     def draft(self, context: Context, budget: int) -> Draft:
         propose = partial(self._propose, context.stream)
-        depth, width = min(self.draft_tokens, budget), min(self.width, context.target.vocabulary)
-        if width == 1:
-            return draft_chain(context, depth, propose, self.confidence)
-        return draft_beam(context, depth, propose, width, self.confidence)
+        depth = min(self.draft_tokens, budget)
+        if self.width == 1:
+            return draft_chain(context, depth, propose, self.vocabulary, self.confidence)
+        return draft_beam(context, depth, propose, self.vocabulary, self.width, self.confidence)
 
     def _propose(self, stream: Stream, rows: int) -> Tensor:
-        """Draft logits [rows, vocabulary] of the last ``rows`` open rows, which run up to the gate on the way."""
+        """Draft logits [rows, k] of the last ``rows`` open rows, which run up to the gate on the way."""
         if self._run is not None:
             return self._head(self._run(stream, rows)[-1])
         stream.advance(self._gate)
         return self._head(stream.states[-rows:])
 
 
-Propose = Callable[[int], Tensor]  # how many of the last open rows in, draft logits [rows, vocabulary] out
+Propose = Callable[[int], Tensor]  # how many of the last open rows in, draft logits [rows, k] out
 
 
-def draft_chain(context: Context, depth: int, propose: Propose, confidence: float = 0.0) -> Draft:
+def draft_chain(
+    context: Context, depth: int, propose: Propose, vocabulary: DraftVocabulary, confidence: float = 0.0
+) -> Draft:
     """At most ``depth`` tokens, chosen as the run chooses them, while they may be as likely as ``confidence`` together.
 
     The likeliest token decides that before one is drawn: leaving out drawn ones would bend what verification gives.
     """
-    chain, likely = Chain(context), 1.0
+    chain, likely = Chain(context, vocabulary), 1.0
     for _ in range(depth):
         draft_logits = propose(1)
         shares = _wide(draft_logits).softmax(-1)[0] if confidence else None
         if shares is not None and likely * float(shares.max()) < confidence:
             break
-        token = chain.add(draft_logits)
-        context.stream.push((token,))
-        likely *= 1.0 if shares is None else float(shares[token])
+        place = chain.add(draft_logits)
+        context.stream.push(chain.tokens[-1:])
+        likely *= 1.0 if shares is None else float(shares[place])
     return chain.draft()
 
 
-def draft_beam(context: Context, depth: int, propose: Propose, width: int, confidence: float = 0.0) -> Draft:
+def draft_beam(
+    context: Context, depth: int, propose: Propose, vocabulary: DraftVocabulary, width: int, confidence: float = 0.0
+) -> Draft:
     """A tree of the ``width`` likeliest continuations at each depth; it ends where the best is below ``confidence``.
 
     Its tokens are never drawn: verification takes them for certain proposals.
@@ -121,11 +134,12 @@ def draft_beam(context: Context, depth: int, propose: Propose, width: int, confi
     draft = Draft()
     kept = [(0.0, ROOT)]  # log-probability and row of each branch's end
     for _ in range(depth):
-        shares, ids = _wide(propose(len(kept))).log_softmax(-1).topk(width)
+        every_share = _wide(propose(len(kept))).log_softmax(-1)
+        shares, places = every_share.topk(min(width, every_share.shape[-1]))
         grown = [
-            (log_share + share, parent, token)
-            for (log_share, parent), row_shares, row_ids in zip(kept, shares.tolist(), ids.tolist(), strict=True)
-            for share, token in zip(row_shares, row_ids, strict=True)
+            (log_share + share, parent, vocabulary.token(place))
+            for (log_share, parent), row_shares, row_places in zip(kept, shares.tolist(), places.tolist(), strict=True)
+            for share, place in zip(row_shares, row_places, strict=True)
         ]
         best = sorted(grown, reverse=True)[:width]
         if math.exp(best[0][0]) < confidence:

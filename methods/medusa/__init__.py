@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.trainable import (
     FACTS,
     Tally,
@@ -35,24 +36,28 @@ from .trees import Path, pick, read_widths, wide_tree
 
 
 @dataclass
-class Medusa(Speculative, Trainable):
+class Medusa(Speculative, Trainable, UsesDraftVocabulary):
     """Draft a tree with extra heads on the target's last state; one target pass verifies it.
 
     modules         folder of the trained heads, or of published heads in the authors' format
     heads           heads, and depth of the tree; 3 as in the authors' code; each costs as much as the LM head
+    head            own (each with an LM head of its own) or shared (all use the target's; the authors' version 2)
     tree            sparse (the ``nodes`` most frequent paths in training) or widths such as 4x2x1; 1x1x1 is a chain
     nodes           rows of a sparse tree; 63 in the paper, for GPUs; few here, because rows cost time on a CPU
     accept          exact (argmax, or rejection when sampling) or typical (lossy: p above min(epsilon, delta exp(-H)))
     epsilon, delta  constants of accept=typical
+    draft_vocabulary  tokens that heads score: stored (those kept with the heads, if any) or whole
     """
 
     modules: str = ""
     heads: int = 3
+    head: Literal["own", "shared"] = "own"
     tree: str = "sparse"
     nodes: int = 4
     accept: Literal["exact", "typical"] = "exact"
     epsilon: float = 0.09
     delta: float = 0.3
+    draft_vocabulary: Literal["stored", "whole"] = "stored"
     demo = ("heads=2",)
     _heads: Heads = field(init=False, repr=False, compare=False)
     _paths: tuple[Path, ...] = field(default=(), init=False, repr=False, compare=False)
@@ -74,7 +79,7 @@ class Medusa(Speculative, Trainable):
         return "" if self.accept == "exact" else "typical acceptance keeps tokens more often than the target would"
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
-        return fresh_heads(lm_head, self.heads)
+        return fresh_heads(lm_head, self.heads, self.head == "shared")
 
     def loss(self, module: nn.Module, batch: TrainingBatch) -> Tensor:
         return heads_loss(module, batch)
@@ -87,9 +92,12 @@ class Medusa(Speculative, Trainable):
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
         heads = read_published(folder)
-        return None if heads is None else {"heads": heads.heads}
+        return None if heads is None else {"heads": heads.heads, "head": "shared" if heads.shared else "own"}
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
+        if (made := trained.get("head", "own")) != self.head:
+            message = f"{folder}: holds heads with head={made}, not {self.head}; give head={made}"
+            raise UserError("trained_with_other_option", message)
         if not isinstance(trained.get("heads"), int) or self.heads > trained["heads"]:
             raise UserError(
                 "too_few_heads",
@@ -99,16 +107,20 @@ class Medusa(Speculative, Trainable):
 
     def prepare(self, target: Target) -> None:
         trained = trained_options(self, "medusa", self.modules)
+        self.load_vocabulary(self.modules, target.vocabulary)
+        findings: Mapping[str, Any] = {}
         if (published := read_published(self.modules)) is not None:
-            self._heads = Heads(published.fit(target, self.heads), self.heads)
-            self._paths = self._plan({}, target.vocabulary)
-            return
-        module = load_modules(replace(self, heads=trained["heads"]), "medusa", target, self.modules)
-        self._heads = Heads(module.state_dict(), self.heads)
-        self._paths = self._plan(read_facts(self.modules).findings, target.vocabulary)
+            weights = published.fit(target, self.heads)
+        else:
+            module = load_modules(replace(self, heads=trained["heads"]), "medusa", target, self.modules)
+            weights, findings = module.state_dict(), read_facts(self.modules).findings
+        shared = self.vocabulary.lm_head(target) if self.head == "shared" else None
+        self._heads = Heads(weights, self.heads, self.vocabulary, shared)
+        ids = self.vocabulary.ids
+        self._paths = self._plan(findings, target.vocabulary if ids is None else len(ids))
 
     def _plan(self, findings: Mapping[str, Any], vocabulary: int) -> tuple[Path, ...]:
-        """The tree's nodes; a head has no more picks than there are tokens."""
+        """The tree's nodes; a head has no more picks than tokens that it scores."""
         if self.tree != "sparse":
             return wide_tree([min(width, vocabulary) for width in read_widths(self.tree, self.heads)])
         try:
@@ -126,7 +138,8 @@ class Medusa(Speculative, Trainable):
         if depth < 1:
             return Draft()
         draft_logits = self._heads(context.target.final_norm(self._state), depth)
-        return pick(self._paths, draft_logits.topk(1 + max(map(max, self._paths))).indices.tolist())
+        places = draft_logits.topk(1 + max(map(max, self._paths))).indices.tolist()
+        return pick(self._paths, [list(map(self.vocabulary.token, of_head)) for of_head in places])
 
     def observe(self, context: Context, outcome: Outcome) -> None:
         row = 1 + outcome.verdict.path[-1] if outcome.verdict.path else 0

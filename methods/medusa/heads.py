@@ -2,7 +2,9 @@
 
 Cai et al.: Medusa, 2024, arXiv 2401.10774, section 2.1.1. Weights are named as the authors publish theirs:
 ``{head}.{block}.linear.weight`` and ``.bias`` of residual blocks x + SiLU(W x + b), then ``{head}.{blocks}.weight`` of
-the head's own LM head; the bias is the authors' code's. Labels are the target's own distributions, as in section 2.3.2.
+the head's own LM head; the bias is the authors' code's. Heads of their second form (version 2 in the code, file
+medusa_model_legacy.py) end with the blocks, and share the target's LM head. Labels are the target's own distributions,
+as in section 2.3.2.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchctl.decoding.model.kernels import Linear
+from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 from .trees import Path, likeliest, sparse_tree
@@ -42,13 +46,17 @@ class Block(nn.Module):
         return x + grown
 
 
-def fresh_heads(lm_head: Tensor, heads: int) -> nn.ModuleList:
+def fresh_heads(lm_head: Tensor, heads: int, shared: bool) -> nn.ModuleList:
     """Heads of one block, each with an LM head of its own that starts as ``lm_head`` [vocabulary, width].
 
-    Each gives draft logits [.., vocabulary] for normed states [.., width].
+    Each gives draft logits [.., vocabulary] for normed states [.., width]. ``shared``: none has an LM head of its own,
+    and each gives what the target's is to read, [.., width].
     """
     made, (vocabulary, width) = nn.ModuleList(), lm_head.shape
     for _ in range(heads):
+        if shared:
+            made.append(nn.Sequential(Block(width, lm_head.device)))
+            continue
         own = nn.Linear(width, vocabulary, bias=False, device=lm_head.device)
         with torch.no_grad():
             own.weight.copy_(lm_head)
@@ -57,9 +65,18 @@ def fresh_heads(lm_head: Tensor, heads: int) -> nn.ModuleList:
 
 
 class Heads:
-    """The first ``heads`` of the heads that have these weights, each layer of all of them as one product."""
+    """The first ``heads`` of the heads that have these weights, each layer of all of them as one product.
 
-    def __init__(self, weights: Mapping[str, Tensor], heads: int) -> None:
+    They end with LM heads of their own for the tokens of ``vocabulary``, or with ``shared``.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        heads: int,
+        vocabulary: DraftVocabulary = ALL_TOKENS,
+        shared: Linear | None = None,
+    ) -> None:
         def together(name: str) -> Tensor:
             return torch.stack([weights[f"{head}.{name}"].detach() for head in range(heads)])
 
@@ -68,13 +85,17 @@ class Heads:
             (_turned(together(f"{block}.linear.weight")), together(f"{block}.linear.bias").unsqueeze(1))
             for block in range(blocks)
         ]
-        self._own = _turned(together(f"{blocks}.weight"))
+        self._shared = shared
+        if shared is None:
+            self._own = _turned(vocabulary.of(together(f"{blocks}.weight").mT).mT)
 
     def __call__(self, final: Tensor, count: int) -> Tensor:
-        """Draft logits [count, vocabulary] of the first ``count`` heads for one normed state [1, width]."""
+        """Draft logits [count, k] of the first ``count`` heads for one normed state [1, width]."""
         inner = final.expand(count, 1, -1)
         for weight, bias in self._blocks:
             inner = inner + F.silu(torch.baddbmm(bias[:count], inner, weight[:count]))
+        if self._shared is not None:
+            return self._shared(inner.squeeze(1))
         return torch.bmm(inner, self._own[:count]).squeeze(1)
 
 
@@ -84,6 +105,12 @@ def _turned(weight: Tensor) -> Tensor:
     return turned.contiguous() if weight.device.type == "cpu" and weight.dtype == torch.float32 else turned
 
 
+def _draft_logits(head: nn.Module, batch: TrainingBatch) -> Tensor:
+    """[rows, n, vocabulary] of a head, by the target's LM head where it has none of its own."""
+    said: Tensor = head(batch.final)
+    return said if any(isinstance(part, nn.Linear) for part in head.children()) else batch.head(said)
+
+
 def heads_loss(heads: nn.Module, batch: TrainingBatch) -> Tensor:
     """Sum over heads i = 1, 2, .. of _FADE ** i KL(target's distribution of the token i + 1 ahead || the head's)."""
     with torch.no_grad():
@@ -91,7 +118,7 @@ def heads_loss(heads: nn.Module, batch: TrainingBatch) -> Tensor:
     total = batch.final.new_zeros((), dtype=torch.float32)
     for number, head in enumerate(heads.children(), 1):
         wanted = said.roll(-number, 1)  # what comes round to the end of a row has no weight
-        says = head(batch.final).float().log_softmax(-1)
+        says = _draft_logits(head, batch).float().log_softmax(-1)
         divergence = F.kl_div(says, wanted, reduction="none", log_target=True).sum(-1)
         total = total + _FADE**number * (divergence * batch.ahead(number + 1).weights).sum()
     return total
@@ -101,7 +128,7 @@ def _ranks(heads: nn.Module, batch: TrainingBatch) -> Iterator[tuple[Tensor, Ten
     """For each head [rows, n]: picks that come before the token it is for, _RANKS at most, and the token's weight."""
     for number, head in enumerate(heads.children(), 1):
         tokens, weights = batch.ahead(number + 1)
-        draft_logits = head(batch.final)
+        draft_logits = _draft_logits(head, batch)
         hits = draft_logits.topk(min(_RANKS, draft_logits.shape[-1])).indices == tokens.unsqueeze(-1)
         yield torch.where(hits.any(-1), hits.int().argmax(-1), _RANKS), weights
 
@@ -143,6 +170,7 @@ def sparse_plan(told: Any, heads: int, nodes: int, vocabulary: int) -> tuple[Pat
     Raises ValueError or TypeError for anything that tree_findings does not give, such as a path without its parent.
     """
     shares = {tuple(map(int, text.split())): float(share) for text, share in dict(told).items()}
+    shares = {path: share for path, share in shares.items() if all(rank < vocabulary for rank in path)}
     for path, share in shares.items():
         if not path or not all(0 <= rank < _RANKS for rank in path) or (path[:-1] and path[:-1] not in shares):
             raise ValueError(f"{path} is no path from the root")

@@ -2,7 +2,8 @@
 
 Cai et al.: Medusa, 2024, arXiv 2401.10774; the authors' code. A folder has config.json, with ``medusa_num_heads``,
 ``medusa_num_layers`` (residual blocks of each head) and ``base_model_name_or_path``, and medusa_lm_head.safetensors or
-.pt, with the names of heads.py. Nothing tells which weights the target must have, but for width and vocabulary.
+.pt, with the names of heads.py. Where none has an LM head of its own, they are of the second form. Nothing tells which
+weights the target must have, but for width and, in the first form, vocabulary.
 """
 
 from __future__ import annotations
@@ -28,23 +29,26 @@ _WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # the first that
 
 @dataclass(frozen=True)
 class Published:
-    """What a folder holds: ``weights`` by name, lying in the file until they are used."""
+    """What a folder holds: ``weights`` by name, in the file until used; ``shared``: of the second form."""
 
     folder: str
     base_model: str
     heads: int
     blocks: int
+    shared: bool
     weights: Mapping[str, Tensor]
 
     def fit(self, target: Target, heads: int) -> dict[str, Tensor]:
         """Those of the first ``heads``, where and as the target is; UserError for another width or vocabulary."""
         width, vocabulary = target.info.hidden_size, target.vocabulary
-        lm_head = list(self.weights[f"0.{self.blocks}.weight"].shape)
-        if lm_head != [vocabulary, width]:
+        part, size = (f"{self.blocks}.weight", [vocabulary, width])
+        if self.shared:
+            part, size = "0.linear.weight", [width, width]
+        if (made := list(self.weights[f"0.{part}"].shape)) != size:
             raise UserError(
                 "modules_of_other_target",
-                f"{self.folder}: made for {self.base_model}, with LM heads of {lm_head} (vocabulary and width), but "
-                f"the target's is one of {[vocabulary, width]}; name heads made for it",
+                f"{self.folder}: made for {self.base_model}; {part} of its heads has shape {made}, but the target "
+                f"needs {size}; name heads made for it",
             )
         for name, weight in self.weights.items():
             wanted = [width] if name.endswith(".bias") else [width, width]
@@ -71,14 +75,17 @@ def read_published(folder: str) -> Published | None:
     heads, blocks = len({name.partition(".")[0] for name in weights}), config["medusa_num_layers"]
     named = max(heads, config["medusa_num_heads"])
     parts = [f"{block}.linear.{kind}" for block in range(blocks) for kind in ("weight", "bias")]
-    wanted = {f"{head}.{part}" for head in range(named) for part in (*parts, f"{blocks}.weight")}
+    shared = all(".linear." in name for name in weights)
+    parts += [] if shared else [f"{blocks}.weight"]
+    wanted = {f"{head}.{part}" for head in range(named) for part in parts}
     expected = f"{CONFIG} has medusa_num_layers={blocks}, and there seem to be {named} heads"
     if missing := sorted(wanted - weights.keys()):
-        message = f"{file}: lacks {missing[0]} ({expected}); name heads that have LM heads of their own"
+        message = f"{file}: lacks {missing[0]} ({expected}); name a whole set of heads"
         raise UserError("not_medusa_heads", message)
     if unknown := sorted(weights.keys() - wanted):
         raise UserError("not_medusa_heads", f"{file}: holds {unknown[0]}, which is none of such heads ({expected})")
-    return Published(folder, str(config.get("base_model_name_or_path", "an unnamed model")), heads, blocks, weights)
+    base_model = str(config.get("base_model_name_or_path", "an unnamed model"))
+    return Published(folder, base_model, heads, blocks, shared, weights)
 
 
 def _config(file: Path) -> Mapping[str, Any]:

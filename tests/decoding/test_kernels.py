@@ -47,6 +47,25 @@ def test_weight_reads_as_before_whatever_its_layout() -> None:
     assert torch.equal(linear.weight, weight)
 
 
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_some_outputs_alone_are_those_of_the_whole_product(shape: tuple[int, int], bias: bool, fast: bool) -> None:
+    weight, offset, ids = randn(*shape), randn(shape[0]) if bias else None, torch.tensor([1, 5, 17, 40])
+    some = Linear(weight, offset, fast).rows(ids)
+    assert some.out_features == 4
+    for rows in (1, 5, 20):
+        x = randn(rows, shape[1], seed=rows)
+        torch.testing.assert_close(some(x), F.linear(x, weight, offset)[:, ids], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_some_outputs_keep_the_precision_of_the_weights(dtype: torch.dtype) -> None:
+    weight, x = randn(520, 264, dtype=dtype), randn(3, 264, dtype=dtype, seed=1)
+    got = Linear(weight).rows(torch.tensor([3, 500]))(x)
+    assert got.dtype == dtype and torch.equal(got, F.linear(x, weight[[3, 500]]))
+
+
 def test_rows_that_are_a_slice_of_a_larger_tensor_are_read_right() -> None:
     weight, wide = randn(520, 264), randn(6, 528)
     for rows in (1, 6):

@@ -95,6 +95,7 @@ def test_replay_exposes_a_faulty_draft_cache_that_the_text_hides(mutant: type[Tw
     models = pair("llama", 0, 512)
     method = mutant(draft_tokens=4)
     method.use_draft_model(models.draft)
+    method.prepare(models.target)
     got = decode(method, models.target, DecodeRequest(prompt_of(13), NEW_TOKENS))
     text = autoregressive(models.naive, prompt_of(13), NEW_TOKENS)
     assert list(got.token_ids) == text

@@ -24,11 +24,16 @@ class StaleStream:
         self._stream = stream
         self._stale = 0
         self.target = stream.target
-        self.push, self.advance, self.logits, self.keep = stream.push, stream.advance, stream.logits, stream.keep
+        self.push, self.advance, self.keep = stream.push, stream.advance, stream.keep
 
     @property
     def length(self) -> int:
         return int(self._stream.length) - self._stale
+
+    @property
+    def states(self) -> Tensor:
+        states: Tensor = self._stream.states
+        return states
 
     def truncate(self, length: int) -> None:
         self._stale += self.length - length

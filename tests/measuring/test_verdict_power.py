@@ -101,6 +101,7 @@ def examined(request: pytest.FixtureRequest) -> tuple[str, list[Examined]]:
     target, draft = Target(model, None), Target(noisy_copy(model, 0.1), None)
     method = Watched(draft_tokens=kind.draft_tokens)
     method.use_draft_model(draft)
+    method.prepare(target)
     return request.param, [examine(method, target, prompt_of(12, seed)) for seed in range(kind.prompts)]
 
 

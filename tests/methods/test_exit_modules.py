@@ -97,7 +97,7 @@ def test_an_exit_says_the_same_in_decoding_in_training_and_in_plain_algebra(labe
     states, batch = models.naive.states(text), batch_of(models.naive, [text])
     for layer in module.layers:
         expected = torch.stack([speaker(models.naive, module)(layer, state) for state in states[layer]])
-        said = module.heads(models.target)[layer](states[layer])
+        said = module.heads(models.target.final_norm, models.target.lm_head)[layer](states[layer])
         torch.testing.assert_close(said, expected, rtol=1e-9, atol=1e-9)
         learnt = batch.head(module.float().normed(batch, layer))[0].double()
         torch.testing.assert_close(learnt, expected, rtol=1e-4, atol=1e-4)
@@ -111,8 +111,8 @@ def test_an_exit_in_half_precision_keeps_to_what_it_says_in_double() -> None:
     states = torch.randn(3, double.info.hidden_size, generator=torch.Generator().manual_seed(0))
     trained = ExitModule(double.info.hidden_size, 4, torch.device("cpu"))
     torch.nn.init.normal_(trained.change.up.weight, std=0.1, generator=torch.Generator().manual_seed(1))
-    exact = ExitHead(copy.deepcopy(trained).double(), double)(states.double())
-    rounded = ExitHead(trained.bfloat16(), half)(states.bfloat16())
+    exact = ExitHead(copy.deepcopy(trained).double(), double.final_norm, double.lm_head)(states.double())
+    rounded = ExitHead(trained.bfloat16(), half.final_norm, half.lm_head)(states.bfloat16())
     assert rounded.dtype == torch.bfloat16
     assert float((rounded.double() - exact).square().mean().sqrt()) < 0.03 * float(exact.std())
 

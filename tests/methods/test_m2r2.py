@@ -25,6 +25,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS
 from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.trainable import save_modules
 from benchctl.decoding.sampling import Sampling
@@ -190,9 +191,9 @@ def test_a_draft_in_half_precision_stops_by_the_probability_itself() -> None:
     pushed: list[int] = []
     stream = SimpleNamespace(push=lambda tokens, parents=(): pushed.extend(tokens), rows=1)
     context = cast(Context, SimpleNamespace(sampling=Sampling(), stream=stream))
-    assert len(draft_chain(context, 4, lambda rows: draft_logits, confidence=0.999)) == 0
-    assert len(draft_chain(context, 4, lambda rows: draft_logits, confidence=0.99)) == 4
-    assert len(draft_beam(context, 4, lambda rows: draft_logits.expand(rows, -1), width=2, confidence=0.999)) == 0
+    assert len(draft_chain(context, 4, lambda rows: draft_logits, ALL_TOKENS, confidence=0.999)) == 0
+    assert len(draft_chain(context, 4, lambda rows: draft_logits, ALL_TOKENS, confidence=0.99)) == 4
+    assert len(draft_beam(context, 4, lambda rows: draft_logits.expand(rows, -1), ALL_TOKENS, 2, confidence=0.999)) == 0
     assert len(pushed) == 4
 
 

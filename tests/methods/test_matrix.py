@@ -363,6 +363,7 @@ def test_audit_notices_a_draft_cache_that_keeps_rejected_rows(monkeypatch: pytes
     models = pair("llama", 0, 512)
     method = ForgetfulTwoModel(draft_tokens=4)
     method.use_draft_model(models.draft)
+    method.prepare(models.target)
     Audit(models, monkeypatch)
     with pytest.raises(AssertionError):
         decode(method, models.target, DecodeRequest(prompt_of(13), NEW_TOKENS))

@@ -203,6 +203,7 @@ def test_modules_serve_other_options_that_make_no_others(trained: str, asked: st
         ("m2r2_dynamic[gates=1+3]", "llama"),
         ("m2r2_prefetch[gates=1+3]", "mixtral"),
         ("medusa", "llama"),
+        ("medusa[head=shared]", "llama"),
         ("mixture_of_depths", "llama"),
         ("skip_decode", "llama"),
     ],

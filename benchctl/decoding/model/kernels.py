@@ -50,6 +50,12 @@ class Linear:
             return torch.addmm(residual, x, self._transposed)
         return residual + self(x)
 
+    def rows(self, ids: Tensor) -> Linear:
+        """The product that gives the outputs ``ids`` [k], in their order, by a copy of their weights."""
+        ids = ids.to(self.weight.device)
+        bias = None if self.bias is None else self.bias[ids]
+        return Linear(self.weight[ids], bias, self._transposed is not None)
+
     def tail(self, start: int) -> Linear:
         """The product that gives the outputs from ``start`` on, by the same weights: nothing is copied."""
         twin = copy.copy(self)

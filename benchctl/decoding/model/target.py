@@ -31,7 +31,7 @@ from benchctl.decoding.model.families import (
     read_parts,
     read_t5,
 )
-from benchctl.decoding.model.kernels import may_copy
+from benchctl.decoding.model.kernels import Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.errors import UserError
@@ -207,6 +207,11 @@ class Target:
         return self.tokenizer_or_none
 
     @property
+    def folder(self) -> Path | None:
+        """Where its files lie; None for a model made in memory."""
+        return self._folder
+
+    @property
     def layers(self) -> int:
         return len(self.blocks)
 
@@ -284,6 +289,10 @@ class Target:
     def head(self, rows: Tensor) -> Tensor:
         """Target logits [rows, vocabulary] of residual ``rows`` [rows, width]."""
         return self.lm_head(self.final_norm(rows))
+
+    def head_rows(self, ids: Tensor) -> Linear:
+        """The LM head for tokens ``ids`` [k] only: normed rows [rows, width] to their logits [rows, k]. It copies."""
+        return self.lm_head.rows(ids)
 
     @torch.inference_mode()
     def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int] = (), *, one_by_one: bool = False) -> Tensor:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative, check_options
-from benchctl.decoding.model.kernels import Norm
+from benchctl.decoding.model.kernels import Linear, Norm
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.trainable import (
     ROWS_AT_ONCE,
     Numbered,
@@ -157,11 +158,10 @@ class ExitModule(nn.Module):
 
 
 class ExitHead:
-    """A trained exit for rows of decoding: their residuals [rows, width] to logits [rows, vocabulary]."""
+    """A trained exit for rows of decoding: their residuals [rows, width] to logits [rows, outputs of ``lm_head``]."""
 
-    def __init__(self, trained: ExitModule, target: Target) -> None:
-        self._change, self._lm_head = Delta(trained.change), target.lm_head
-        self._norm: Norm = target.final_norm
+    def __init__(self, trained: ExitModule, norm: Norm, lm_head: Linear) -> None:
+        self._change, self._norm, self._lm_head = Delta(trained.change), norm, lm_head
         self._own_norm = self._norm if trained.gain is None else self._norm.scaled(trained.gain)
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -180,8 +180,8 @@ class Exits(nn.Module):
     def layers(self) -> tuple[int, ...]:
         return self.exits.numbers or self.classifier.numbers
 
-    def heads(self, target: Target) -> dict[int, ExitHead]:
-        return {layer: ExitHead(self.exits.of(layer), target) for layer in self.exits.numbers}
+    def heads(self, norm: Norm, lm_head: Linear) -> dict[int, ExitHead]:
+        return {layer: ExitHead(self.exits.of(layer), norm, lm_head) for layer in self.exits.numbers}
 
     def normed(self, batch: TrainingBatch, layer: int) -> Tensor:
         """[rows, n, width] what the head reads of what leaves after ``layer`` layers."""
@@ -324,8 +324,11 @@ def decayed(threshold: float, decay: float, at: int, of: int) -> float:
     return min(1.0, max(0.0, 0.9 * threshold + 0.1 * exp(-decay * at / of)))
 
 
-class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
-    """Leaves at the first exit that is sure enough (lossy); in mode=draft the full model verifies proposals."""
+class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold, UsesDraftVocabulary):
+    """Leaves at the first exit that is sure enough (lossy); in mode=draft the full model verifies proposals.
+
+    Only proposals come from the draft vocabulary, and so do the confidences that they are made by.
+    """
 
     mode: Literal["exit", "draft"]
     threshold: float
@@ -334,11 +337,14 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
     modules: str
     _trained: tuple[int, ...] = ()
     _heads: Mapping[int, ExitHead] = MappingProxyType({})
+    _lm_head: Linear | None = None
 
     def __post_init__(self) -> None:
         check_options(self, 0, "threshold")
         check_options(self, 1, "draft_tokens")
         read_exits(self.exits)
+        if self.draft_vocabulary == "whole" and self.mode != "draft":
+            raise ValueError(f"draft_vocabulary is {self.draft_vocabulary}; it is an option of mode=draft")
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]
@@ -384,24 +390,30 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold):
         chosen = {key: options[key] for key in ("exits", "min_exit") if key in options}
         as_trained: Any = replace(self, **chosen)  # type: ignore[type-var]
         module: Exits = load_modules(as_trained, name, target, self.modules)
-        self._trained, self._heads = module.layers, module.heads(target)
+        if self.mode == "draft":
+            self.load_vocabulary(self.modules, target.vocabulary)
+        self._lm_head = self.vocabulary.lm_head(target)
+        self._trained, self._heads = module.layers, module.heads(target.final_norm, self._lm_head)
         _refuse_others(self.modules, self.exit_layers(target), module.layers)
         return module
 
     def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
-        return self._heads[layer](state) if self._heads else target.head(state)
+        if self._heads:
+            return self._heads[layer](state)
+        return target.head(state) if self._lm_head is None else self._lm_head(target.final_norm(state))
 
     def yardsticks(self, module: Exits, batch: TrainingBatch) -> Mapping[str, Tally]:
         return exits_yardsticks(module, batch)
 
     def draft(self, context: Context, budget: int) -> Draft:
         """A chain proposed by the exits; its rows wait at the layer where they left until verification."""
-        chain = Chain(context)
+        chain = Chain(context, self.vocabulary)
         for _ in range(min(self.draft_tokens, budget)):
             view = self.climb(context)
             if view.layer == context.target.layers:
                 break  # every row has run all layers now: this token is the target's own, the bonus of this step
-            context.stream.push((chain.add(view.logits),))
+            chain.add(view.logits)
+            context.stream.push(chain.tokens[-1:])
         return chain.draft()
 
     def step(self, context: Context) -> Sequence[int]:
