@@ -103,6 +103,15 @@ class TeacherOptions(TrainOptions):
 
 
 @dataclass(frozen=True)
+class ModuleOptions(TeacherOptions):
+    """Options of the training of a method's modules."""
+
+    save_as: Literal["float32", "float16"] = setting(
+        "float32", "Type of the saved weights. They are rounded to it before they are measured last."
+    )
+
+
+@dataclass(frozen=True)
 class DraftOptions(TeacherOptions):
     """Options of the training of a draft model."""
 

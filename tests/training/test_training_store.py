@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from fixtures_training import BATCHES, COMMON, done, write_data
+from safetensors.torch import load_file
 from tiny import tiny_folder
 from torch import Tensor
 
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import WEIGHTS, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch, PackedCorpus, Piece, batch_of, constant
@@ -70,7 +71,15 @@ def standing(maker: StoredBatches, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["m2r2[gates=1]", "medusa[heads=2]", "early_exit[head=trained,exits=1]", "deed", "skip_decode"]
+    "label",
+    [
+        "m2r2[gates=1]",
+        "medusa[heads=2]",
+        "medusa[heads=2,head=shared]",
+        "early_exit[head=trained,exits=1]",
+        "deed",
+        "skip_decode",
+    ],
 )
 def test_losses_and_yardsticks_from_the_store_are_those_of_the_target(
     target: FrozenTarget, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,6 +198,34 @@ def test_the_most_frequent_tokens_are_drafted(target: FrozenTarget) -> None:
     assert len(ids(None, 40000) or ()) == 8192
     with pytest.raises(UserError):
         ids(1)
+
+
+def test_a_draft_model_learns_from_the_store_and_keeps_its_draft_vocabulary(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    tiny_folder(tmp_path / "target")
+    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--cache", tmp_path / "cache")
+    own = ("--self-distil", 6, "--answer-tokens", 6, "--draft-vocabulary", 60, "--steps", 2)
+    done("train", "draft", *words, "--out", tmp_path / "draft", *own, *BATCHES, *COMMON)
+    ids = read_draft_vocabulary(tmp_path / "draft")
+    assert ids is not None and len(ids) == 60
+    measured = json.loads((tmp_path / "draft" / "training.json").read_text())["outcome"]["held_out"]["instruct"]
+    assert 0 < measured["draft_vocabulary_covers"] <= 1
+    assert measured["agreement"] <= measured["draft_vocabulary_covers"]
+    (states,) = (tmp_path / "cache").glob("states-*/states")
+    assert states.stat().st_size > 0
+
+
+def test_modules_saved_in_float16_are_those_that_were_measured(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    tiny_folder(tmp_path / "target")
+    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--steps", 3, *BATCHES, *COMMON)
+    sizes = {}
+    for kind in ("float16", "float32"):
+        done("train", "medusa[head=shared]", *words, "--out", tmp_path / kind, "--save-as", kind)
+        sizes[kind] = (tmp_path / kind / WEIGHTS).stat().st_size
+    assert 2 * sizes["float16"] == pytest.approx(sizes["float32"], rel=0.05)
+    small, large = (load_file(tmp_path / kind / WEIGHTS) for kind in sizes)
+    assert all(torch.equal(small[name], weight.half()) for name, weight in large.items())
 
 
 def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path) -> None:

@@ -267,6 +267,23 @@ def exit_losses(
     return every.view(len(normed), *weights.shape)
 
 
+@torch.no_grad()
+def wanted_shares(batch: TrainingBatch) -> Tensor:
+    """[rows, n, k] logs of the target's probabilities of the tokens that drafters score, in float32."""
+    with torch.autocast(batch.final.device.type, enabled=False):
+        return batch.draft_head(batch.final).float() - batch.said.log_sums.unsqueeze(-1)
+
+
+def divergences(draft_logits: Tensor, wanted: Tensor) -> Tensor:
+    """[rows, n] of exit_losses without the text, for drafters that train a head of their own.
+
+    ``draft_logits`` and the target's log probabilities ``wanted`` are [rows, n, k].
+    """
+    mass = wanted.exp().sum(-1)
+    said = draft_logits.float().log_softmax(-1)
+    return F.kl_div(said, wanted, reduction="none", log_target=True).sum(-1) - torch.xlogy(mass, mass)
+
+
 def exits_loss(module: Exits, batch: TrainingBatch) -> Tensor:
     """Mean over exits of the weighted sums of exit_losses: equal weights, as in LITE; AdamW takes out any scale."""
     losses = exit_losses(batch, [module.normed(batch, layer) for layer in module.layers])

@@ -115,6 +115,13 @@ class TrainingBatch:
         """The LM head of the tokens that drafters score: all of them where there is no draft vocabulary."""
         return self.draft_rows or self.head
 
+    @property
+    def covered(self) -> dict[str, Tally]:
+        """draft_vocabulary_covers: the share of the target's likeliest tokens inside the draft vocabulary, if any."""
+        if self.draft_ids is None:
+            return {}
+        return {"draft_vocabulary_covers": tally(self.places_of(self.said.choices) >= 0, self.ahead(1).weights)}
+
     def picks(self, normed: Tensor) -> Tensor:
         """[rows, n] the likeliest of the tokens that drafters score, for normed states [rows, n, width]."""
         return self.ids_of(say(self.draft_head, normed).choices)

@@ -5,6 +5,7 @@ Packed rows go in, and what the target made of them comes out: what a method's m
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +27,7 @@ from benchctl.decoding.model.families import context_tokens, decoder_start, head
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
-from benchctl.decoding.modules.trainable import Said, Trainable, TrainingBatch, check_sizes, shares, tally
+from benchctl.decoding.modules.trainable import Said, Trainable, TrainingBatch, check_sizes, shares
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
@@ -178,13 +179,15 @@ class BatchMaker:
             draft_rows=self._draft_rows,
         )
 
-    def draft_over(self, ids: Tensor) -> None:
-        """From now on drafters score these tokens only, [k] ascending."""
+    def draft_over(self, ids: Tensor | None) -> dict[str, str]:
+        """From now on drafters score these tokens only, [k] ascending, or all; as a fact of the run."""
+        if ids is None:
+            return {}
         head = self._target.get_output_embeddings()
         self.draft_ids = ids.to(self._device, torch.int64)
-        rows = head.weight[self.draft_ids]
         bias = None if head.bias is None else head.bias[self.draft_ids]
-        self._draft_rows = partial(functional.linear, weight=rows, bias=bias)
+        self._draft_rows = partial(functional.linear, weight=head.weight[self.draft_ids], bias=bias)
+        return {"draft vocabulary": hashlib.sha256(ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]}
 
     def _seen(self, batch: Batch) -> tuple[Sequence[Tensor], Said | None]:
         """The residuals, and what was said where that is known."""
@@ -243,10 +246,7 @@ class ModuleObjective:
             raise UserError(
                 "wrong_yardsticks", f"{type(self.method).__name__}: {error}; correct what its yardsticks() returns"
             ) from error
-        if target_batch.draft_ids is not None:
-            inside = target_batch.places_of(target_batch.said.choices) >= 0
-            measured = {**measured, "draft_vocabulary_covers": tally(inside, target_batch.ahead(1).weights)}
-        return {"loss": loss, **measured}
+        return {"loss": loss, **measured, **target_batch.covered}
 
 
 @contextmanager

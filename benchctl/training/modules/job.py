@@ -35,16 +35,14 @@ from benchctl.training.models import parameter_count
 from benchctl.training.modules.frozen import (
     FrozenTarget,
     ModuleObjective,
-    batch_maker,
     check_method,
     find_target,
 )
 from benchctl.training.modules.objective import HeldOut
-from benchctl.training.modules.store import StoredBatches
-from benchctl.training.modules.training_text import draft_tokens, stage_of, training_text
+from benchctl.training.modules.training_text import draft_text, draft_tokens, stage_of, training_text
 from benchctl.training.optim import Stage, is_matrix
 from benchctl.training.record import Result, write_result
-from benchctl.training.train_options import Learning, TeacherOptions
+from benchctl.training.train_options import Learning, ModuleOptions, TeacherOptions
 from benchctl.training.trainer import Data
 
 BATCH_TOKENS = 8192
@@ -73,7 +71,7 @@ def trainable_names() -> list[str]:
     return [name for name in method_names() if issubclass(method_class(name), Trainable)]
 
 
-def train_modules(options: TeacherOptions, label_text: str, job_context: JobContext) -> Result | None:
+def train_modules(options: ModuleOptions, label_text: str, job_context: JobContext) -> Result | None:
     """Trains the modules of a method for `options.model` and writes them; None in all but the first process.
 
     Where the method's options ask for a second stage, it goes on from the folder that they name, and what was trained
@@ -99,22 +97,26 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
     if stage:
         take_weights(module, method, label.name, method.modules, (target.info, target.weights_sha256), whole=False)
     data = text.data(target)
-    store = text.store(target, data)
-    maker = batch_maker(target.model, target.device) if store is None else StoredBatches(target, store)
-    objective, ids = ModuleObjective(method, maker), _draft_vocabulary(method, target, options, data)
-    if ids is not None:
-        maker.draft_over(ids)
-        facts["draft vocabulary"] = f"{len(ids)} {int(ids.sum())}"
+    maker, ids = text.batch_maker(target, data), _draft_vocabulary(method, target, options, data)
+    objective = ModuleObjective(method, maker)
+    facts |= maker.draft_over(ids)
     run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
     if not job_context.world.leads:
         return None
+    if options.save_as == "float16":
+        module.half().float()
+        run.measured = run.held_out()
     with torch.no_grad():
         held_out = (objective.training_batch_of(batch) for batches in data.held_out.values() for batch in batches)
         findings = dict(method.findings(module.eval(), held_out))
     with writing(options.out / CHECKPOINTS, "the modules"):
         if ids is not None:
             write_draft_vocabulary(options.out, ids)
-        save_modules(options.out, module, _facts(method, label, target, run.measured.values()) | {"findings": findings})
+        save_modules(
+            options.out,
+            module.to(DTYPES[options.save_as]),
+            _facts(method, label, target, run.measured.values()) | {"findings": findings},
+        )
     only = f", and so did modules of it ({earlier[:8]}): only the {stage.part} learnt" if stage else ""
     trained = Label(label.name, (("modules", "{folder}"), *label.options))
     result = Result(
@@ -122,7 +124,7 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
         parameters=parameter_count(module),
         shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
         purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
-        method=f"{files.name} itself stood still{only}. It read {text.described}.{_draft_text(ids)}",
+        method=f"{files.name} itself stood still{only}. It read {text.described}.{draft_text(ids)}",
         use=f"benchctl run --model {{model}} --method '{trained.text}'",
         held_out=run.measured,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
@@ -138,10 +140,6 @@ def _draft_vocabulary(method: Trainable, target: FrozenTarget, options: TeacherO
     if _second_stage(method):
         return read_draft_vocabulary(method.modules)
     return draft_tokens(options.draft_vocabulary, target.info.vocabulary, data)
-
-
-def _draft_text(ids: Tensor | None) -> str:
-    return "" if ids is None else f" Losses are over a draft vocabulary of its {len(ids):,} most frequent tokens."
 
 
 def _second_stage(method: Trainable) -> SecondStage | None:

@@ -27,9 +27,17 @@ from benchctl.training.data.packing import (
 )
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import JobContext, check_run, data_facts, target_dtype
-from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, load_target, seen_tokens
+from benchctl.training.modules.frozen import (
+    BatchMaker,
+    FrozenTarget,
+    TargetFiles,
+    batch_maker,
+    chat_of,
+    load_target,
+    seen_tokens,
+)
 from benchctl.training.modules.own_text import SOURCE, Answering, OwnText, Prompt, heads_of, pick_prompts
-from benchctl.training.modules.store import TeacherStore
+from benchctl.training.modules.store import StoredBatches, TeacherStore
 from benchctl.training.optim import Stage
 from benchctl.training.train_options import TeacherOptions
 from benchctl.training.trainer import Data
@@ -129,7 +137,12 @@ class TrainingText:
         how = Answering(self.options.answer_tokens)
         return {name: self._answered(target, prompts, how) for name, prompts in self._unseen.items()}
 
-    def store(self, target: FrozenTarget, data: Data) -> TeacherStore | None:
+    def batch_maker(self, target: FrozenTarget, data: Data) -> BatchMaker:
+        """What runs the target over these data, or reads what it made of them before."""
+        store = self._store(target, data)
+        return batch_maker(target.model, target.device) if store is None else StoredBatches(target, store)
+
+    def _store(self, target: FrozenTarget, data: Data) -> TeacherStore | None:
         """Where the target's states for these data are kept, if they are; how large that becomes is told first."""
         options, notify = self.options, self.job_context.notify
         if not (options.cache and options.store_gb) or options.device != "cpu" or target.info.is_encoder_decoder:
@@ -254,6 +267,13 @@ def draft_tokens(asked: int | None, vocabulary: int, data: Data) -> Tensor | Non
     for piece in rows.pieces(np.random.default_rng(0)):
         weight += np.bincount(piece.tokens, piece.weights, vocabulary)
     return torch.from_numpy(np.sort(np.argsort(-weight, kind="stable")[:count]))
+
+
+def draft_text(ids: Tensor | None) -> str:
+    """A sentence for a card; empty for the whole vocabulary."""
+    return (
+        "" if ids is None else f" The loss is over a draft vocabulary: the {len(ids):,} most frequent tokens of that."
+    )
 
 
 def data_of(
