@@ -68,6 +68,12 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
 
     maker, ids = text.batch_maker(target, data), draft_tokens(options.draft_vocabulary, target.info.vocabulary, data)
     facts |= maker.draft_over(ids)
+    if ids is not None and start.init_from == FROM_TARGET:
+        # Most rows of a large head are never scored, and most embeddings hardly read: they stay the target's.
+        untyped: Any = draft
+        for part in (untyped.get_input_embeddings(), untyped.get_output_embeddings()):
+            part.requires_grad_(False)
+        began = f"{began} Its embedding and head stood still."
     objective = Distillation(maker, data.token_bytes)
     run = train(draft, objective, data, (stage_of(options),), options, job_context, facts, begin)
     if not job_context.world.leads:

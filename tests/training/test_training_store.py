@@ -213,6 +213,11 @@ def test_a_draft_model_learns_from_the_store_and_keeps_its_draft_vocabulary(tmp_
     assert measured["agreement"] <= measured["draft_vocabulary_covers"]
     (states,) = (tmp_path / "cache").glob("states-*/states")
     assert states.stat().st_size > 0
+    began, learnt = (load_file(tmp_path / name / "model.safetensors") for name in ("target", "draft"))
+    embedding = "model.embed_tokens.weight"
+    assert torch.equal(learnt[embedding].float(), began[embedding].bfloat16().float())  # it stood still
+    norm = "model.norm.weight"
+    assert not torch.equal(learnt[norm].float(), began[norm].bfloat16().float())
 
 
 def test_modules_saved_in_float16_are_those_that_were_measured(tmp_path: Path) -> None:
