@@ -105,14 +105,14 @@ def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
     from benchctl.analysis.tables import text  # noqa: F401  # what a run imports takes memory too
     from benchctl.cli.display import describe_seconds, memory_table
     from benchctl.measuring.check import check
-    from benchctl.measuring.duration import SPREAD, duration
+    from benchctl.measuring.duration import FASTER, SLOWER, duration
     from benchctl.measuring.memory import memory_needs
 
     checked = check(settings, lambda notice: click.echo(notice, err=True))
     needs = memory_needs(checked)
     took = duration(checked)
     seconds = took.seconds * options.sessions
-    least_s, most_s = seconds / SPREAD, seconds * SPREAD
+    least_s, most_s = seconds / FASTER, seconds * SLOWER
     if options.as_json:
         memory = {need.device: {"parts": need.parts, "sum": need.bytes, "free": need.free_bytes} for need in needs}
         click.echo(json.dumps({"memory_bytes": memory, "seconds": {"least": least_s, "most": most_s}}, indent=2))
@@ -125,7 +125,7 @@ def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
         f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations\n"
         f"time: {describe_seconds(least_s)} to {describe_seconds(most_s)}, without loading\n"
         f"Assumed: full answers, every method as fast as the baseline, {took.step_s * 1e3:.3g} ms for a token "
-        f"(calibrated now). The range is {SPREAD:g} times faster to {SPREAD:g} times slower."
+        f"(calibrated now). The range is {FASTER:g} times faster to {SLOWER:g} times slower."
     )
 
 

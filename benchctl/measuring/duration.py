@@ -19,7 +19,7 @@ from benchctl.measuring.clock import Clock
 from benchctl.measuring.memory import prompt_tokens
 from benchctl.measuring.plan import Plan
 
-SPREAD = 2.0
+FASTER, SLOWER = 4.0, 2.0  # the range: answers half as long by methods twice as fast; drafts that are rejected
 _CALIBRATED_BYTES = 1 << 28  # beyond most caches: what fits into them is calibrated as a whole
 _ROWS, _TIMES = 64, 3
 
