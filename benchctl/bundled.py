@@ -78,7 +78,7 @@ def models() -> tuple[PackModel, ...]:
         return ()
     entries = json.loads(index.read_text(encoding="utf-8"))
     return tuple(
-        PackModel(**entry | {"package": Package(**entry["package"]) if "package" in entry else None})
+        PackModel(**entry | {"package": Package(**entry["package"]) if entry.get("package") else None})
         for entry in entries
     )
 

@@ -17,8 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchctl.errors import UserError
 
 SUFFIX = ".gguf"
@@ -81,7 +79,7 @@ def convert(file: Path, out: Path, notify: Notify = lambda line: None) -> None:
     config = _config(file, reader)
     names = dict(_names(file, reader))
     _check_tokenizer(file, reader)
-    size = sum(int(np.prod(tensor.shape)) * _kind(tensor).itemsize for tensor in reader.tensors)
+    size = sum(map(_bytes, reader.tensors))
     notify(f"{file.name}: converting to {size / 1e6:,.0f} MB in {out}")
     with room_for(out, size) as partial:
         weights = _save_weights(reader, names, config, partial)
@@ -197,7 +195,7 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
         "num_key_value_heads": int(_value(reader, f"{family}.attention.head_count_kv", heads)),
         "head_dim": int(_value(reader, f"{family}.attention.key_length", width // heads)),
         "max_position_embeddings": int(needed("context_length")),
-        "rms_norm_eps": float(np.float32(needed("attention.layer_norm_rms_epsilon"))),
+        "rms_norm_eps": float(needed("attention.layer_norm_rms_epsilon")),
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": float(_value(reader, f"{family}.rope.freq_base", 10000.0)),
@@ -217,9 +215,13 @@ def _tensor(reader: Any, name: str) -> Any:
     return next((tensor for tensor in reader.tensors if tensor.name == name), None)
 
 
-def _kind(tensor: Any) -> np.dtype[Any]:
-    """What its values are kept as: float16 where they are, else float32."""
-    return np.dtype(np.float16 if tensor.tensor_type.name == "F16" else np.float32)
+def _is_half(tensor: Any) -> bool:
+    """Whether its values are kept in float16, as they are; all others become float32."""
+    return bool(tensor.tensor_type.name == "F16")
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.n_elements) * (2 if _is_half(tensor) else 4)
 
 
 def _names(file: Path, reader: Any) -> Iterator[tuple[str, str]]:
@@ -252,7 +254,7 @@ def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], fo
     shards: list[list[Any]] = [[]]
     size = 0
     for tensor in reader.tensors:
-        grown = int(np.prod(tensor.shape)) * _kind(tensor).itemsize
+        grown = _bytes(tensor)
         if shards[-1] and size + grown > _SHARD_BYTES:
             shards.append([])
             size = 0
@@ -264,12 +266,13 @@ def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], fo
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         weights = {}
         for tensor in shard:
-            values = dequantize(tensor.data, tensor.tensor_type).astype(_kind(tensor), copy=False)
+            kind = "float16" if _is_half(tensor) else "float32"
+            values = dequantize(tensor.data, tensor.tensor_type).astype(kind, copy=False)
             if config["model_type"] == "llama" and ".attn_q." in tensor.name:
                 values = _in_halves(values, config["num_attention_heads"])
             if config["model_type"] == "llama" and ".attn_k." in tensor.name:
                 values = _in_halves(values, config["num_key_value_heads"])
-            weights[names[tensor.name]] = np.ascontiguousarray(values)
+            weights[names[tensor.name]] = values.copy(order="C")
             places[names[tensor.name]] = name
         save_file(weights, folder / name, metadata={"format": "pt"})
         hashes[name] = sha256_of(folder / name)
@@ -279,11 +282,10 @@ def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], fo
     return hashes
 
 
-def _in_halves(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+def _in_halves(values: Any, heads: int) -> Any:
     """Rows of a query or key projection as transformers rotates them: the two of a pair lie half a head apart.
 
-    >>> _in_halves(np.array([0, 2, 1, 3]), 1).tolist()
-    [0, 1, 2, 3]
+    Rows 0, 2, 1, 3 of one head become 0, 1, 2, 3.
     """
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)

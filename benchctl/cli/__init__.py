@@ -13,7 +13,7 @@ from benchctl.errors import InvalidData, UserError, is_out_of_memory
 GROUPS = {
     "Measure": {
         "run": "Measure methods against the baseline",
-        "demo": "Measure every method on embedded models and prompts",
+        "demo": "Measure every method on embedded prompts",
     },
     "Read": {
         "compare": "Compare the methods in results files",
@@ -26,7 +26,7 @@ GROUPS = {
     },
     "More": {
         "judge": "Let a judge score the answers in results files",
-        "fetch": "Download a model, for use without a network",
+        "fetch": "Download a model",
         "train": "Train a draft model, or the modules of a method",
         "import": "Read answers published by Spec-Bench, EAGLE, Medusa",
         "predict": "Predict each method's speed-up from acceptance and costs",

@@ -287,7 +287,7 @@ def test_run_refuses_to_judge_what_it_cannot_before_it_measures(
 @pytest.fixture
 def measured(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`benchctl run` measures nothing and goes on with `results`."""
-    outcome = (SimpleNamespace(out=results), SimpleNamespace(measured=9, failed=0))
+    outcome = (SimpleNamespace(out=results), SimpleNamespace(measured=9, failed=0, missing={}))
     monkeypatch.setattr(RUN_VERB, "measure", lambda settings: outcome)
 
 

@@ -148,7 +148,7 @@ def test_local_is_known_by_its_tensors_where_no_file_tells(tmp_path: Path, monke
 
 @pytest.mark.parametrize(
     ("model", "said"),
-    [("", "local needs a judge; name one with --model: .*ref-dense"), ("nowhere", "neither an embedded")],
+    [("", "local needs a judge; name one with --model: .*ref-dense"), ("nowhere", "neither a known model")],
 )
 def test_local_refuses_a_judge_that_is_not_there(model: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
