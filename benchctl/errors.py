@@ -17,5 +17,21 @@ class UserError(Exception):
         return self.message
 
 
+OUT_OF_MEMORY = "out_of_memory"
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")  # of torch, the system and C++
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory of the machine or of a GPU could not be had.
+
+    Python raises MemoryError, torch a RuntimeError on a CPU and torch.OutOfMemoryError on a GPU.
+    """
+    if isinstance(error, UserError):
+        return error.id == OUT_OF_MEMORY
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in _NO_MEMORY)
+
+
 class InvalidData(UserError):
     """A file that is not what it should be, or says what cannot be true; the message names the file, and the line."""

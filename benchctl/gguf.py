@@ -7,6 +7,7 @@ target is what the file holds, and not the model that was quantised.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import shutil
@@ -43,6 +44,7 @@ _PARTS = {
     "ffn_down": "mlp.down_proj",
 }
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+_SENTENCEPIECE = "llama"
 _DIGITS_APART = "smollm"  # the pre-tokenizer that transformers does not know: each digit is a token
 
 Notify = Callable[[str], None]
@@ -134,14 +136,17 @@ def room_for(out: Path, size: int) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def check_installed() -> None:
+    """Raises UserError without the package gguf."""
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError("gguf_not_installed", "GGUF files need the package gguf: pip install 'benchctl[gguf]'")
+
+
 def _read(file: Path) -> Any:
     """The file's metadata and where its tensors lie. Raises UserError where it is none, or cut off."""
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise UserError(
-            "gguf_not_installed", "GGUF files need the package gguf: pip install 'benchctl[gguf]'"
-        ) from error
+    check_installed()
+    from gguf import GGUFReader
+
     try:
         return GGUFReader(file)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, UnicodeDecodeError) as error:
@@ -289,8 +294,9 @@ def _check_tokenizer(file: Path, reader: Any) -> None:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     kind, split = _value(reader, "tokenizer.ggml.model"), _value(reader, "tokenizer.ggml.pre")
-    known = kind == "llama" or (kind == "gpt2" and split in (*GGUF_PRE_TOKENIZER_SPLITS, _DIGITS_APART, "gpt-2"))
-    if not known:
+    byte_level = kind == "gpt2" and split in (*GGUF_PRE_TOKENIZER_SPLITS, _DIGITS_APART, "gpt-2")
+    keeps_spaces = not _value(reader, "tokenizer.ggml.remove_extra_whitespaces")
+    if not (byte_level or (kind == _SENTENCEPIECE and keeps_spaces)):
         raise UserError(
             "unknown_tokenizer", f"{file}: tokenizer '{kind}' with pre-tokenizer '{split}' cannot be read from GGUF"
         )
@@ -299,7 +305,7 @@ def _check_tokenizer(file: Path, reader: Any) -> None:
 def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
     """tokenizer.json, its configuration and the chat template, as the original model had them."""
     from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
     if _value(reader, "tokenizer.ggml.pre") == _DIGITS_APART:
@@ -307,9 +313,26 @@ def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
         )
-    tokenizer.save_pretrained(str(folder))
-    settings = folder / "tokenizer_config.json"
-    facts = json.loads(settings.read_text(encoding="utf-8"))
-    facts["tokenizer_class"] = "PreTrainedTokenizerFast"  # reads tokenizer.json as it is
-    facts = {name: value for name, value in facts.items() if name not in ("is_local", "local_files_only", "backend")}
-    settings.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    if _value(reader, "tokenizer.ggml.model") == _SENTENCEPIECE:
+        _split_as_sentencepiece(
+            tokenizer.backend_tokenizer, bool(_value(reader, "tokenizer.ggml.add_space_prefix", True))
+        )
+    kept = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    plain: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **kept)  # type: ignore[no-untyped-call]
+    plain.chat_template = tokenizer.chat_template
+    plain.save_pretrained(str(folder))
+
+
+def _split_as_sentencepiece(tokenizer: Any, space_first: bool) -> None:
+    """Sets how a sentencepiece vocabulary reads text: every space counts, and a first one is added if it says so.
+
+    transformers' own reader gives other ids for two spaces.
+    """
+    from tokenizers import decoders, normalizers
+
+    space = "\u2581"
+    spaces = normalizers.Replace(" ", space)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(space), spaces]) if space_first else spaces
+    tokenizer.pre_tokenizer = None
+    parts = [decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if space_first else parts)

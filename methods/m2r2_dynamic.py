@@ -130,12 +130,12 @@ def trajectory_shares(interval: Interval) -> Tensor:
 def router_scores(module: TwoStreams, batch: TrainingBatch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Of each gate [rows, n]: the router's scores, and whether its likeliest token is the last layer's."""
     assert isinstance(module.router, Router)
-    trajectories, last = Trajectories(module, batch), batch.head(batch.final).argmax(-1)
+    trajectories, last = Trajectories(module, batch), batch.said.choices
     scores: dict[int, Tensor] = {}
     agrees: dict[int, Tensor] = {}
     for interval in module.intervals:
         with torch.no_grad():
             trail = trajectories.along(interval)
-            agrees[interval.gate] = batch.head(batch.norm(trail[-1])).argmax(-1) == last
+            agrees[interval.gate] = batch.picks(batch.norm(trail[-1])) == last
         scores[interval.gate] = module.router.score(interval.gate, trail)
     return scores, agrees

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save, save_file
 
 from benchctl.bundled import TOKENIZER, WEIGHTS, PackModel
 from benchctl.decoding.model.target import folder_sha256
+from benchctl.decoding.modules.draft_vocabulary import DRAFT_VOCABULARY
 from benchctl.decoding.modules.trainable import FACTS, read_facts
 from benchctl.decoding.modules.trainable import WEIGHTS as MODULES
 from benchctl.errors import UserError
@@ -70,8 +71,7 @@ def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
         )
     list_it = lambda: _write_index(pack, _line(entry, folder))  # noqa: E731
     with writing(pack, f"the model {entry.name}"), replacing(folder, list_it) as partial:
-        for name in FILES:
-            shutil.copyfile(model / name, partial / name)
+        _copy(model, FILES, partial)
     return next(there for there in _entries(pack) if there.name == entry.name)
 
 
@@ -113,10 +113,15 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
         writing(pack, f"the modules of {facts.method}"),
         replacing(folder, lambda: _write_index(pack, packed)) as partial,
     ):
-        for name in MODULE_FILES:
-            shutil.copyfile(modules / name, partial / name)
+        _copy(modules, MODULE_FILES, partial)
         save_file(halved, partial / MODULES)
     return packed
+
+
+def _copy(source: Path, names: Sequence[str], folder: Path) -> None:
+    """The files of these names, and the draft vocabulary where there is one."""
+    for file in (*(source / name for name in names), *source.glob(DRAFT_VOCABULARY)):
+        shutil.copyfile(file, folder / file.name)
 
 
 @contextmanager

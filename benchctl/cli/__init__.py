@@ -7,7 +7,7 @@ from keyword import iskeyword
 import click
 
 from benchctl import __version__
-from benchctl.errors import InvalidData, UserError
+from benchctl.errors import InvalidData, UserError, is_out_of_memory
 
 # One line for each verb, which begins its docstring: `benchctl --help` imports no verb.
 GROUPS = {
@@ -83,6 +83,13 @@ class _Verbs(click.Group):
         except UserError as error:
             click.echo(f"Error: {error}", err=True)
             ctx.exit(INVALID_DATA if isinstance(error, InvalidData) else WRONG_USAGE)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            hint = "Use a smaller model, batch or --dtype. `run` and `train` print what they need with --estimate."
+            click.echo(f"Error: out of memory: {reason}. {hint}", err=True)
+            ctx.exit(WRONG_USAGE)
         except KeyboardInterrupt:
             command = shlex.join(["benchctl", *self._continuing(ctx)])
             click.echo(f"\nInterrupted. Everything written so far is kept. Continue with:\n  {command}", err=True)

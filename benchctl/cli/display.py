@@ -118,6 +118,7 @@ class RunDisplay(_Display):
         parts += [f"{summary.failed} FAILED (see `error` in the file)"] if summary.failed else []
         parts += [f"{summary.marked} rounds disturbed (see `invalid` in the file)"] if summary.marked else []
         parts += [f"{summary.lost} rounds disturbed in every retry"] if summary.lost else []
+        parts += [f"{count} of {label} are MISSING for lack of memory" for label, count in summary.missing.items()]
         if summary.measured:
             parts.append(f"{summary.warm_up_rounds} warm-up round{'s' * (summary.warm_up_rounds != 1)}")
             parts.append(f"{summary.harness_share:.1%} of the time was neither decoding nor a check")
@@ -136,11 +137,21 @@ class RunDisplay(_Display):
         if self._start is None or progress.done - self._start[1] < _ENOUGH:
             return ""
         pace_s = (now_s - self._start[0]) / (progress.done - self._start[1])
-        left_s = pace_s * (progress.total - progress.done)
-        if left_s < 60:
-            return f"about {left_s:.0f} s left"
-        hours, minutes = divmod(round(left_s / 60), 60)
-        return f"about {hours} h {minutes:02d} min left" if hours else f"about {minutes} min left"
+        return f"about {describe_seconds(pace_s * (progress.total - progress.done))} left"
+
+
+def describe_seconds(seconds: float) -> str:
+    """`40 s`, `5 min` or `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+def memory_table(parts: Mapping[str, int], free_bytes: int | None, device: str = "") -> str:
+    """A line for each part, for their sum, and for what is free; of one ``device`` where there are several."""
+    sizes = {**parts, "sum": sum(parts.values())} | ({} if free_bytes is None else {"free": free_bytes})
+    return "\n".join(f"{name:<12}{size / 1e9:>9.3f} GB  {device}".rstrip() for name, size in sizes.items())
 
 
 def _describe_speedups(speedups: Mapping[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -50,6 +51,7 @@ class _OfAll:
     base_url: str = setting("", BASE_URL_HELP, metavar="URL")
     max_usd: float | None = setting(None, MAX_USD_HELP, metavar="X", least=0)
     as_json: bool = setting(False, "Print the figures as JSON instead of the table.", flags=("--json",))
+    estimate: bool = setting(False, "Only print the expected memory and time, before any weights are read.")
 
 
 @click.command()
@@ -60,12 +62,13 @@ def run(settings: RunSettings, options: _OfAll) -> None:
 
     Every generation is written at once as a line of the results file. --resume continues an interrupted run.
 
-    Exit code: 0; 1 if every generation failed or judgements were left undone; 2 for wrong usage; 3 for --resume of an
-    invalid results file.
+    Exit code: 0; 1 if every generation failed, memory was short or judgements were left undone; 2 for wrong usage; 3
+    for --resume of an invalid results file.
 
     \b
     Examples:
       benchctl run --limit 10
+      benchctl run --model my_models/target --limit 10 --estimate
       benchctl run --method two_model --method 'early_exit[threshold=0.8]' --suite mt-bench
       benchctl run --sweep 'm2r2[exit=2|4,draft_tokens=3|5,width=1|2|4]' --limit 20
       benchctl run --suite my_prompts.jsonl --model my_models/target --draft-model my_models/draft
@@ -83,14 +86,47 @@ def run(settings: RunSettings, options: _OfAll) -> None:
         check_judge(judging, settings)
     elif options.base_url or options.max_usd is not None:
         raise click.UsageError("--base-url and --max-usd are for --judge. Add it, or leave them out.")
+    if options.estimate:
+        _print_estimate(settings, options)
+        return
     if options.sessions > 1:
-        failed, paths = False, run_sessions(settings, options.sessions)
+        failed, missing, paths = False, False, run_sessions(settings, options.sessions)
     else:
         checked, summary = measure(settings)
-        failed, paths = summary.measured > 0 and summary.failed == summary.measured, (checked.out,)
+        failed = summary.measured > 0 and summary.failed == summary.measured
+        missing, paths = bool(summary.missing), (checked.out,)
     left = _show(paths, None if failed else judging, options.as_json)
-    if failed or left:
+    if failed or missing or left:
         raise click.exceptions.Exit(1)
+
+
+def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
+    """What `measure` would need. Raises UserError as `check` does."""
+    from benchctl.analysis.tables import text  # noqa: F401  # what a run imports takes memory too
+    from benchctl.cli.display import describe_seconds, memory_table
+    from benchctl.measuring.check import check
+    from benchctl.measuring.duration import SPREAD, duration
+    from benchctl.measuring.memory import memory_needs
+
+    checked = check(settings, lambda notice: click.echo(notice, err=True))
+    needs = memory_needs(checked)
+    took = duration(checked)
+    seconds = took.seconds * options.sessions
+    least_s, most_s = seconds / SPREAD, seconds * SPREAD
+    if options.as_json:
+        memory = {need.device: {"parts": need.parts, "sum": need.bytes, "free": need.free_bytes} for need in needs}
+        click.echo(json.dumps({"memory_bytes": memory, "seconds": {"least": least_s, "most": most_s}}, indent=2))
+        return
+    labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
+    click.echo(f"{labels} on {checked.models.target}, {checked.dtype}: memory by formula, not measured.")
+    for need in needs:
+        click.echo(memory_table(need.parts, need.free_bytes, need.device if len(needs) > 1 else ""))
+    click.echo(
+        f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations\n"
+        f"time: {describe_seconds(least_s)} to {describe_seconds(most_s)}, without loading\n"
+        f"Assumed: full answers, every method as fast as the baseline, {took.step_s * 1e3:.3g} ms for a token "
+        f"(calibrated now). The range is {SPREAD:g} times faster to {SPREAD:g} times slower."
+    )
 
 
 def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:

@@ -16,7 +16,7 @@ import click
 from benchctl.cli import OUT, completion
 from benchctl.cli.options import Command, given, options_from, typed
 from benchctl.registry import builtin_file, builtin_names, parse_label
-from benchctl.training.train_options import DraftOptions, DraftStart, TeacherOptions
+from benchctl.training.train_options import DraftOptions, DraftStart, ModuleOptions
 
 if TYPE_CHECKING:
     from benchctl.training.jobs import JobContext
@@ -136,7 +136,7 @@ def _modules_command(label: str) -> click.Command:
     @click.command(name=label, cls=_Estimable, short_help=f"Train the modules of the method {label}.")
     @data_options
     @model_option("The target, which is not changed.")
-    @options_from(TeacherOptions, "options")
+    @options_from(ModuleOptions, "options")
     @click.option("--estimate", is_flag=True, help="Only print the expected memory; needs no --data.")
     @click.option(
         "--calibrate",
@@ -153,7 +153,7 @@ def _modules_command(label: str) -> click.Command:
         metavar="N",
         help="Held-out prompts that --calibrate decodes.",
     )
-    def modules(options: TeacherOptions, estimate: bool, calibrate: str, calibrate_prompts: int) -> None:
+    def modules(options: ModuleOptions, estimate: bool, calibrate: str, calibrate_prompts: int) -> None:
         def job(job_context: JobContext) -> Result | None:
             from benchctl.training.modules.job import train_modules
 
@@ -175,14 +175,15 @@ def _modules_command(label: str) -> click.Command:
     return modules
 
 
-def _print_estimate(options: TeacherOptions, label: str) -> None:
+def _print_estimate(options: ModuleOptions, label: str) -> None:
+    from benchctl.cli.display import memory_table
+    from benchctl.measuring.machine.host import free_memory_bytes
     from benchctl.training.modules.job import estimate
 
     needed = estimate(options, label)
     click.echo(f"{label} on {options.model}: memory by formula, not measured.")
     click.echo(f"parameters: target {needed.target_parameters:,}, modules {needed.module_parameters:,}")
-    for name, size in {**needed.memory_bytes, "sum": sum(needed.memory_bytes.values())}.items():
-        click.echo(f"{name:<12}{size / 1e9:>9.3f} GB")
+    click.echo(memory_table(needed.memory_bytes, free_memory_bytes(options.device)))
     steps = "" if options.steps is None else f", {options.steps * needed.step_tokens:,} in {options.steps:,} steps"
     click.echo(
         "Logits are for one prediction per token. Multiply them by the number of heads or exits that are trained."
@@ -191,7 +192,7 @@ def _print_estimate(options: TeacherOptions, label: str) -> None:
     click.echo("Time is not estimated. Training prints its speed after the first steps.")
 
 
-def _calibrate(options: TeacherOptions, label: str, promised: str, prompts: int) -> None:
+def _calibrate(options: ModuleOptions, label: str, promised: str, prompts: int) -> None:
     """Calibrates a method's threshold. Raises UserError where no threshold was shown to be safe."""
     from benchctl.training.modules.calibrate import Risk, calibrate
 

@@ -16,6 +16,7 @@ from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.method import Method, UsesDraftModel, why_unsupported
 from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
+from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
 from benchctl.decoding.modules.trainable import Trainable, check_sizes, no_modules, trained_options
 from benchctl.errors import UserError
 from benchctl.measuring.clock import utc_now
@@ -287,6 +288,7 @@ def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -
         missing = no_modules(choice.name)
     elif choice.modules and isinstance(choice.method, Trainable):
         trained_options(choice.method, choice.name, choice.modules)
+        read_draft_vocabulary(choice.modules)  # a damaged one is refused before weights are read
     if batch_size > 1 and (reason := why_not_batched(choice.method)):
         missing = f"it decodes no batches, since {reason}; measure it without --batch-size"
     if missing and named:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,10 +14,11 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
+from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.sampling import Sampling
-from benchctl.errors import UserError
+from benchctl.errors import OUT_OF_MEMORY, UserError, is_out_of_memory
 from benchctl.measuring.clock import cpu_s, wall_s
-from benchctl.measuring.machine.meter import Meter, Reading
+from benchctl.measuring.machine.meter import Meter, Reading, free_memory
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.fit import Filler, cut_prompt
@@ -75,6 +76,7 @@ class Measurer:
     timings: Timings = field(default_factory=Timings)
     meter: Meter = field(default_factory=Meter)
     guard: WeightGuard | None = None
+    out_of_memory: Counter[str] = field(default_factory=Counter)  # generations by label
 
     def __post_init__(self) -> None:
         self._guard = self.guard or WeightGuard(self.target)
@@ -97,12 +99,17 @@ class Measurer:
         Raises UserError where the weights of the target are no longer those it was loaded with.
         """
         started_s, counted_s = self.clock(), self.timings.generations_s + self.timings.controls_s
+        ran_out = False
         try:
             rows = self._measure(job)
         except Exception as problem:
             spent_s = self.timings.generations_s + self.timings.controls_s - counted_s
             self.timings.generations_s += self.clock() - started_s - spent_s
             rows = tuple(_empty_row(task, self._batch_ids(job), _in_words(problem)) for task in job)
+            ran_out = is_out_of_memory(problem)
+        if ran_out:  # the exception, which held what the generation had, is gone by now
+            self.out_of_memory[job[0].label] += len(job)
+            free_memory()
         self._guard.check(job[0].label, sample=True)
         return rows
 
@@ -211,7 +218,7 @@ class Measurer:
             rows=tuple(step.rows for step in generation.steps),
             passes=passes if set(passes) - {1} else (),
             layers=tuple(generation.layers),
-            counters=dict(generation.counters),
+            counters=dict(generation.counters) | self._vocabulary_of(task).counters(generation.token_ids),
             phases=dict(generation.phases),
             peak_memory_bytes=reading.peak_memory_bytes,
             reserved_memory_bytes=reading.reserved_memory_bytes,
@@ -224,6 +231,10 @@ class Measurer:
             fidelity=fidelity,
             error=None,
         )
+
+    def _vocabulary_of(self, task: Task) -> DraftVocabulary:
+        method = self.methods[task.label]
+        return method.vocabulary if isinstance(method, UsesDraftVocabulary) else ALL_TOKENS
 
     def _control(
         self, task: Task, request: DecodeRequest, generation: Generation, together: int
@@ -313,4 +324,5 @@ def _empty_row(task: Task, batch: tuple[str, ...], error: str = "not measured") 
 
 def _in_words(problem: Exception) -> str:
     name = problem.id if isinstance(problem, UserError) else type(problem).__name__
-    return f"{name}: {problem}".strip()
+    name = OUT_OF_MEMORY if is_out_of_memory(problem) else name
+    return f"{name}: {problem}".rstrip(": ")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.decoding.sampling import Sampling
-from benchctl.errors import UserError
+from benchctl.errors import OUT_OF_MEMORY, UserError
 from benchctl.measuring.check import (
     CheckedRun,
     Choice,
@@ -28,8 +29,9 @@ from benchctl.measuring.check import (
 )
 from benchctl.measuring.clock import Clock, Timer, utc_now
 from benchctl.measuring.machine.host import commit, machine_facts, usable_cores, versions
-from benchctl.measuring.machine.meter import bandwidth_mb_s, make_meter
+from benchctl.measuring.machine.meter import bandwidth_mb_s, free_memory, make_meter
 from benchctl.measuring.measure import DecodingConfig, Measurer, Timings
+from benchctl.measuring.memory import Need, describe, explained, memory_needs
 from benchctl.measuring.plan import ORDER, Plan
 from benchctl.measuring.prompts.fit import fit_suite
 from benchctl.measuring.prompts.suites import Suite
@@ -39,9 +41,10 @@ from benchctl.measuring.validity import Bounds, Watch
 from benchctl.measuring.weights import WeightGuard
 from benchctl.records.schema import MethodInfo, ModelInfo, Run, SuiteInfo
 from benchctl.records.writer import Writer
-from benchctl.registry import SHIPPED, doctor_result, source_sha256
+from benchctl.registry import SHIPPED, build, doctor_result, source_sha256
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
+_NO_ROOM = "there is not enough memory for it"
 ATTENTION = "bmm+sdpa"  # see decoding/model/kernels.py
 
 
@@ -49,7 +52,8 @@ ATTENTION = "bmm+sdpa"  # see decoding/model/kernels.py
 class RunSummary:
     """What a run did. `recalled` generations were in the file before; `failed` are some of the `measured` ones.
 
-    `marked` rounds were disturbed (validity.py); no retry recovered the `lost` ones.
+    `marked` rounds were disturbed (validity.py); no retry recovered the `lost` ones. `missing` are generations by label
+    for which there was no memory.
     """
 
     run: Run
@@ -61,6 +65,7 @@ class RunSummary:
     timings: Timings
     marked: int = 0
     lost: int = 0
+    missing: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def harness_share(self) -> float:
@@ -87,10 +92,17 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
         report(Notice(text))
 
     torch.set_num_threads(settings.models.threads)
+    needs = memory_needs(checked)
+    if not all(need.is_met for need in needs):
+        notify(f"This run may not fit into memory: it needs {describe(needs)}.")
     models = model_store(checked.dtype, checked.device, settings.models.weights)
-    target = models(checked.models.target)
-    guard, clock = WeightGuard(target), Clock(checked.device)
-    choices = tuple(_prepared(choice, target, models, checked.models.draft, guard, clock) for choice in checked.choices)
+    with explained("The target", needs):
+        target = models(checked.models.target)
+        guard, clock = WeightGuard(target), Clock(checked.device)
+    prepared = partial(
+        _prepared, target=target, models=models, draft_model=checked.models.draft, guard=guard, clock=clock
+    )
+    choices = tuple(_fitting(choice, prepared, needs, notify) for choice in checked.choices)
     for choice in choices:
         if choice.unsupported:
             notify(f"{choice.label} cannot run here: {choice.unsupported}.")
@@ -125,7 +137,30 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
             timings=measurer.timings,
             marked=watch.marked if watch else 0,
             lost=session.lost,
+            missing=_missing(choices, plan) | measurer.out_of_memory,
         )
+
+
+def _fitting(
+    choice: Choice, prepare: Callable[[Choice], Choice], needs: Sequence[Need], notify: Callable[[str], None]
+) -> Choice:
+    """The choice as prepared; where its models or modules do not fit into memory, unsupported: the others go on."""
+    try:
+        with explained(choice.label, needs):
+            return prepare(choice)
+    except UserError as error:
+        if error.id != OUT_OF_MEMORY:
+            raise
+        notify(str(error))
+    free_memory()
+    # What was prepared in part is dropped. The header says nothing of sizes, so that --resume finds the same header.
+    return replace(choice, method=build(choice.label), unsupported=_NO_ROOM)
+
+
+def _missing(choices: Sequence[Choice], plan: Plan) -> Counter[str]:
+    """Planned generations of the labels that were left out for lack of memory."""
+    each = len(plan) // len(plan.labels)
+    return Counter({choice.label: each for choice in choices if choice.unsupported == _NO_ROOM})
 
 
 def _prepared(

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchctl.decoding.model.families import context_tokens
+from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import writing
@@ -29,7 +30,7 @@ from benchctl.training.models import (
 )
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, find_target, load_target
 from benchctl.training.modules.objective import Distillation
-from benchctl.training.modules.training_text import stage_of, training_text
+from benchctl.training.modules.training_text import draft_text, draft_tokens, stage_of, training_text
 from benchctl.training.record import Result, model_shape, trained_before, write_result
 from benchctl.training.train_options import (
     DRAFT_LAYERS,
@@ -65,20 +66,31 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
         save_config(draft, options.out)
         copy_tokenizer(files.folder, options.out)
 
-    objective = Distillation(target.model, data.token_bytes)
+    maker, ids = text.batch_maker(target, data), draft_tokens(options.draft_vocabulary, target.info.vocabulary, data)
+    facts |= maker.draft_over(ids)
+    if ids is not None and start.init_from == FROM_TARGET:
+        # Most rows of a large head are never scored, and most embeddings hardly read: they stay the target's.
+        untyped: Any = draft
+        for part in (untyped.get_input_embeddings(), untyped.get_output_embeddings()):
+            part.requires_grad_(False)
+        began = f"{began} Its embedding and head stood still."
+    objective = Distillation(maker, data.token_bytes)
     run = train(draft, objective, data, (stage_of(options),), options, job_context, facts, begin)
     if not job_context.world.leads:
         return None
     with writing(options.out / CHECKPOINTS, "the draft model"):
         save_model(draft, options.out)
+        if ids is not None:
+            write_draft_vocabulary(options.out, ids)
     draft.eval()  # type: ignore[no-untyped-call]
-    drafted = {f"{name}, drafting": drafting(draft, documents) for name, documents in unseen.items()}
+    drafted = {f"{name}, drafting": drafting(draft, documents, ids) for name, documents in unseen.items()}
     result = Result(
         part="draft",
         parameters=parameter_count(draft),
         shape=model_shape(draft.config),
         purpose=PURPOSE,
-        method=f"{began} The loss is the divergence from the target's distribution on {text.described}.",
+        method=f"{began} The loss is the divergence from the target's distribution on {text.described}."
+        f"{draft_text(ids)}",
         use="benchctl run --method two_model --model {model} --draft-model {folder}",
         held_out={**run.measured, **drafted},
     )
@@ -165,7 +177,7 @@ def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> tuple[PreTrain
     return draft, trained_before(other.name, other.folder)
 
 
-def drafting(draft: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Tally]:
+def drafting(draft: PreTrainedModel, documents: Sequence[Document], ids: Tensor | None = None) -> dict[str, Tally]:
     """Agreement of the two models token by token, and accepted of drafted tokens, where the target answered greedily.
 
     A draft is right as long as it repeats the target's text, so one pass over that text gives the result of drafting
@@ -173,7 +185,7 @@ def drafting(draft: PreTrainedModel, documents: Sequence[Document]) -> dict[str,
     """
     agreement = acceptance = Tally(0, 0)
     for document in documents:
-        agreed = _agreed(draft, document)
+        agreed = _agreed(draft, document, ids)
         agreement += Tally(sum(agreed), len(agreed))
         acceptance += accepted(agreed[1:], DRAFTED)
     return {"greedy_agreement": agreement, f"acceptance_{DRAFTED}": acceptance}
@@ -194,11 +206,12 @@ def accepted(agreed: Sequence[bool], draft_tokens: int) -> Tally:
 
 
 @torch.inference_mode()
-def _agreed(draft: PreTrainedModel, document: Document) -> list[bool]:
-    """Whether the draft model's first choice is the next token of the answer, token by token."""
+def _agreed(draft: PreTrainedModel, document: Document, ids: Tensor | None) -> list[bool]:
+    """Whether the draft model's first choice, of `ids` or all tokens, is the next one of the answer, token by token."""
     (turn,) = document.turns
     tokens = torch.from_numpy(np.concatenate([turn.head, turn.answer]).astype(np.int64)).to(draft.device)
     logits: Tensor = draft(input_ids=tokens[None], use_cache=False).logits[0]
     first = len(turn.head)
-    agreed: list[bool] = (logits[first - 1 : -1].argmax(-1) == tokens[first:]).tolist()
+    picks = logits[first - 1 : -1].argmax(-1) if ids is None else ids[logits[first - 1 : -1, ids].argmax(-1)]
+    agreed: list[bool] = (picks == tokens[first:]).tolist()
     return agreed

@@ -278,6 +278,11 @@ def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
             "not_a_model_run", f"{run}: trains modules of a method, not a model; finish it with --resume instead"
         )
     model = empty_model(run)
+    if not any("embed" in name for name in found.weights):
+        raise UserError(
+            "not_a_model_run",
+            f"{run}: its embedding is the target's, so the checkpoints lack it; finish it with --resume",
+        )
     load_weights(model, found.weights)
     partial = out.resolve().with_name(f".partial-{out.resolve().name}")
     with writing(out, "the model"):

@@ -85,9 +85,30 @@ class TeacherOptions(TrainOptions):
     self_distil: int = setting(0, SELF_DISTIL_HELP, least=0, metavar="N")
     self_distil_temperature: float = setting(0.0, "Temperature of the target's answers; 0 is greedy.", least=0)
     answer_tokens: int = setting(160, "Longest answer of the target, in tokens.", least=1)
-    cache: Path | None = setting(None, "Folder for the target's answers.  [default: own_text in --out]")
+    cache: Path | None = setting(
+        None, "Folder for the target's answers and states, which runs may share.  [default: answers only, in --out]"
+    )
+    store_gb: float = setting(
+        20.0, "Largest size of the target's states in --cache, in GB; on a CPU, without an encoder. 0: none.", least=0
+    )
+    draft_vocabulary: int | None = setting(
+        None,
+        "Tokens that drafters score, the most frequent of the data. 0: all.  "
+        "[default: 8192 of 32768 and more, else all]",
+        least=0,
+        metavar="N",
+    )
     row_tokens: int = setting(512, "Tokens per row of packed text.", least=8)
     micro_rows: int = setting(4, "Rows per pass. Fewer need less memory.", least=1)
+
+
+@dataclass(frozen=True)
+class ModuleOptions(TeacherOptions):
+    """Options of the training of a method's modules."""
+
+    save_as: Literal["float32", "float16"] = setting(
+        "float32", "Type of the saved weights. They are rounded to it before they are measured last."
+    )
 
 
 @dataclass(frozen=True)

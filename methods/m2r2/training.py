@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchctl.decoding.model.layers import Layer, Mlp, project
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import TextAttention, adapted_mlp
-from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, bare_logits, exit_losses, log_shares
+from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, bare, exit_losses
 from benchctl.decoding.modules.trainable import Numbered, Tally, TrainingBatch
 
 from .gates import Interval, Router, between
@@ -116,17 +116,14 @@ def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
 
     The accelerated stream adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
     """
-    labels, trajectories = batch.ahead(1), Trajectories(module, batch)
-    final = log_shares(batch.head(batch.final))
-    losses = torch.zeros_like(labels.weights, dtype=torch.float32)
+    weights, trajectories = batch.ahead(1).weights, Trajectories(module, batch)
+    normed, losses = list[Tensor](), torch.zeros_like(weights, dtype=torch.float32)
     for interval in module.intervals:
         trail = trajectories.along(interval)
-        losses = losses + exit_losses(final, batch.head(batch.norm(trail[-1])), labels.tokens)
-        exit_logits = module.exits.of(interval.gate).logits(batch, interval.gate)
-        losses = losses + exit_losses(final, exit_logits, labels.tokens)
+        normed += [batch.norm(trail[-1]), module.exits.of(interval.gate).normed(batch, interval.gate)]
         distances = [1 - cosine for cosine in trajectory_cosines(batch, interval, trail)]
         losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
-    return (losses * labels.weights).sum()
+    return ((losses + exit_losses(batch, normed).sum(0)) * weights).sum()
 
 
 def trajectory_cosines(batch: TrainingBatch, interval: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -151,7 +148,7 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
     """
     weights, trajectories = batch.ahead(1).weights, Trajectories(module, batch)
     total, last = float(weights.sum()), batch.states[-1].float()
-    final = batch.head(batch.final).argmax(-1)
+    final = batch.said.choices
     tallies: dict[str, Tally] = {}
 
     def note(name: str, values: Tensor) -> None:
@@ -160,9 +157,9 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
     trails = [trajectories.along(interval) for interval in module.intervals]
     for interval, trail in zip(module.intervals, trails, strict=True):
         gate = interval.gate
-        note(f"gate_{gate}_slow", bare_logits(batch, gate).argmax(-1) == final)
-        note(f"gate_{gate}_accelerated", batch.head(batch.norm(trail[-1])).argmax(-1) == final)
-        note(f"gate_{gate}_exit", module.exits.of(gate).logits(batch, gate).argmax(-1) == final)
+        note(f"gate_{gate}_slow", batch.picks(bare(batch, gate)) == final)
+        note(f"gate_{gate}_accelerated", batch.picks(batch.norm(trail[-1])) == final)
+        note(f"gate_{gate}_exit", batch.picks(module.exits.of(gate).normed(batch, gate)) == final)
     for interval, trail in zip(module.intervals, trails, strict=True):
         for layer, target in enumerate(trajectory_cosines(batch, interval, trail), interval.first + 1):
             note(f"cosine_{layer}_slow", F.cosine_similarity(batch.states[layer].float(), last, dim=-1))

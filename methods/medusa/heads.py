@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary
+from benchctl.decoding.modules.exits import divergences, exit_losses, wanted_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 from .trees import Path, likeliest, sparse_tree
@@ -105,21 +106,36 @@ def _turned(weight: Tensor) -> Tensor:
     return turned.contiguous() if weight.device.type == "cpu" and weight.dtype == torch.float32 else turned
 
 
+def _own(head: nn.Module) -> nn.Linear | None:
+    """The head's own LM head, where it has one."""
+    last = list(head.children())[-1]
+    return last if isinstance(last, nn.Linear) else None
+
+
 def _draft_logits(head: nn.Module, batch: TrainingBatch) -> Tensor:
-    """[rows, n, vocabulary] of a head, by the target's LM head where it has none of its own."""
-    said: Tensor = head(batch.final)
-    return said if any(isinstance(part, nn.Linear) for part in head.children()) else batch.head(said)
+    """[rows, n, k] of a head for the tokens that drafters score, by the target's LM head where it has none of its own.
+
+    A head's own rows of other tokens stay what they were.
+    """
+    if (own := _own(head)) is None:
+        return batch.draft_head(head(batch.final))
+    *blocks, _ = head.children()
+    weight = own.weight if batch.draft_ids is None else own.weight[batch.draft_ids]
+    return F.linear(nn.Sequential(*blocks)(batch.final), weight)
 
 
 def heads_loss(heads: nn.Module, batch: TrainingBatch) -> Tensor:
-    """Sum over heads i = 1, 2, .. of _FADE ** i KL(target's distribution of the token i + 1 ahead || the head's)."""
-    with torch.no_grad():
-        said = batch.head(batch.final).float().log_softmax(-1)
+    """Sum over heads i = 1, 2, .. of _FADE ** i KL(target's distribution of the token i + 1 ahead || the head's).
+
+    Over a draft vocabulary it is what exit_losses says.
+    """
     total = batch.final.new_zeros((), dtype=torch.float32)
     for number, head in enumerate(heads.children(), 1):
-        wanted = said.roll(-number, 1)  # what comes round to the end of a row has no weight
-        says = _draft_logits(head, batch).float().log_softmax(-1)
-        divergence = F.kl_div(says, wanted, reduction="none", log_target=True).sum(-1)
+        if _own(head) is None:
+            (divergence,) = exit_losses(batch, [head(batch.final)], number + 1, 0.0)
+        else:
+            wanted = wanted_shares(batch).roll(-number, 1)  # what comes round to the end of a row has no weight
+            divergence = divergences(_draft_logits(head, batch), wanted)
         total = total + _FADE**number * (divergence * batch.ahead(number + 1).weights).sum()
     return total
 
@@ -129,7 +145,8 @@ def _ranks(heads: nn.Module, batch: TrainingBatch) -> Iterator[tuple[Tensor, Ten
     for number, head in enumerate(heads.children(), 1):
         tokens, weights = batch.ahead(number + 1)
         draft_logits = _draft_logits(head, batch)
-        hits = draft_logits.topk(min(_RANKS, draft_logits.shape[-1])).indices == tokens.unsqueeze(-1)
+        picks = batch.ids_of(draft_logits.topk(min(_RANKS, draft_logits.shape[-1])).indices)
+        hits = picks == tokens.unsqueeze(-1)
         yield torch.where(hits.any(-1), hits.int().argmax(-1), _RANKS), weights
 
 

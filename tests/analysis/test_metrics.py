@@ -17,7 +17,7 @@ from benchctl.analysis.metrics import drafting, faithfulness, speed
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.stats.estimates import estimates
 from benchctl.analysis.tables.columns import metric_blocks
-from benchctl.analysis.tables.text import render
+from benchctl.analysis.tables.text import View, render
 
 FREE = [metric for metric in all_metrics() if metric.mode == "free" and metric.needs is None]
 
@@ -81,6 +81,19 @@ def test_acceptance_is_set_against_that_of_another_method_that_drafts() -> None:
 def test_acceptance_has_no_difference_to_a_baseline_that_drafts_nothing(frame: pd.DataFrame) -> None:
     assert _value(drafting.ACCEPTANCE_DIFFERENCE, pair(frame, DRAFTED, BASELINE)) is None
     assert _value(drafting.ACCEPTANCE_DIFFERENCE, pair(frame, EXITING, DRAFTED)) is None
+
+
+def test_tokens_outside_a_draft_vocabulary_are_a_share_of_all_tokens_of_the_answers() -> None:
+    """Two of 9 and one of 17 tokens; a method that scores all tokens has no figure."""
+    rows = [baseline_row("p0"), drafted_row("p0", steps=4), baseline_row("p1", tokens=17), drafted_row("p1", steps=8)]
+    for at, outside in ((1, 2.0), (3, 1.0)):
+        counted = {"draft_vocabulary": 8192.0, "outside_draft_vocabulary": outside}
+        rows[at] = replace(rows[at], counters=counted)
+    frame, metrics = frame_of(rows), (drafting.DRAFT_VOCABULARY, drafting.OUTSIDE_DRAFT_VOCABULARY)
+    assert [_value(metric, pair(frame, DRAFTED, BASELINE)) for metric in metrics] == [8192, pytest.approx(3 / 26)]
+    assert [_value(metric, pair(frame, BASELINE, BASELINE)) for metric in metrics] == [None, None]
+    table = render([group_of(rows)], "md", View(full=True))
+    assert "| draft vocabulary | outside it |" in table and "| 8,192 | 0.115 |" in table
 
 
 @pytest.fixture

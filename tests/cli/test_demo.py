@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from fixtures_records import usual_rows, write
 
-from benchctl import registry
+from benchctl import bundled, registry
 from benchctl.cli import INTERRUPTED, main
 from benchctl.measuring.settings import RunSettings
 from benchctl.records.writer import read
@@ -20,6 +20,11 @@ from benchctl.records.writer import read
 SHOWN = import_module("benchctl.cli.demo")
 RUN = import_module("benchctl.cli.run")
 MADE = {"methods.jsonl", "experts.jsonl", "pareto.png", "report.html"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCHCTL_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -33,7 +38,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_method_is_measured_and_the_baseline_comes_by_itself() -> None:
     """On ref-dense, or on the mixture of experts; a method without settings for the demo takes its defaults."""
-    dense, experts = SHOWN.demo_labels()
+    dense, experts = SHOWN.demo_labels(SHOWN.EMBEDDED)
     shown = [registry.parse_label(label).name for label in (*dense, *experts)]
     assert sorted({*shown, registry.BASELINE}) == list(registry.builtin_names())
     assert {registry.parse_label(label).name for label in experts} == {"expert_offload", "m2r2_prefetch"}
@@ -52,8 +57,8 @@ def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pyt
     assert result.exit_code == 0, result.output
     assert {file.name for file in Path("first").iterdir()} == MADE
     of_methods, of_experts = (read(Path("first") / name) for name in ("methods.jsonl", "experts.jsonl"))
-    assert {row.label for row in of_methods.rows} == {registry.BASELINE, *SHOWN.demo_labels()[0]}
-    assert {row.label for row in of_experts.rows} == {registry.BASELINE, *SHOWN.demo_labels()[1]}
+    assert {row.label for row in of_methods.rows} == {registry.BASELINE, *SHOWN.demo_labels(SHOWN.EMBEDDED)[0]}
+    assert {row.label for row in of_experts.rows} == {registry.BASELINE, *SHOWN.demo_labels(SHOWN.EMBEDDED)[1]}
     assert not any(row.error for file in (of_methods, of_experts) for row in file.rows)
     assert result.stdout.count("\nautoregressive ") == 2
     assert all(name in result.stdout for name in registry.builtin_names())
@@ -70,8 +75,26 @@ def test_the_commands_it_runs_can_be_repeated(tmp_path: Path, monkeypatch: pytes
     assert result.exit_code == 0, result.output
     assert [words[0] for words in asked] == ["run", "run", "plot", "report"]
     first, second = (RUN.run.make_context("run", list(words[1:])).params for words in asked[:2])
-    assert (first["source"], first["target"], first["methods"]) == ("embedded", "", SHOWN.demo_labels()[0])
+    assert (first["source"], first["target"], first["methods"]) == (
+        "embedded",
+        "ref-dense",
+        SHOWN.demo_labels(SHOWN.EMBEDDED)[0],
+    )
     assert (second["target"], first["out"]) == ("ref-moe", tmp_path / "new" / "methods.jsonl")
+
+
+def test_it_measures_the_real_model_where_that_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(SHOWN, "_verb", lambda context, *words: asked.append(words))
+    monkeypatch.setattr(SHOWN, "demo_labels", lambda targets: tuple((f"on-{target}",) for target in targets))
+    for fetched, expected, hinted in ((False, "ref-dense", True), (True, "smollm2", False)):
+        asked.clear()
+        monkeypatch.setattr(bundled, "is_fetched", lambda model, there=fetched: there)
+        result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / expected)], catch_exceptions=False)
+        first, second = (RUN.run.make_context("run", list(words[1:])).params for words in asked[:2])
+        assert (first["target"], first["methods"]) == (expected, (f"on-{expected}",))
+        assert (second["target"], second["methods"]) == ("ref-moe", ("on-ref-moe",))
+        assert ("benchctl fetch smollm2" in result.stdout) == hinted
 
 
 @pytest.mark.parametrize("kept", ["mine", "mine/notes.txt"])

@@ -12,14 +12,14 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import ExitRule, TreeDrafter, exit_drafter, replay_tree
+from oracles import ExitRule, Naive, TreeDrafter, exit_drafter, replay_tree
 from refusals import refused
 from runs import NEW_TOKENS, VOCABULARY, Pair, answer, pair, prompt_of, rounds_of
 from safetensors.torch import save_file
-from tiny import tiny_folder
+from tiny import tiny_folder, tiny_model
 from torch import Tensor
 from two_streams import beam_drafter, guess
-from untrained import untrained
+from untrained import facts_of, untrained
 
 from benchctl.conformance import checks
 from benchctl.conformance.checks import ON_A_TARGET
@@ -37,12 +37,15 @@ from benchctl.decoding.modules.draft_vocabulary import (
     write_draft_vocabulary,
 )
 from benchctl.decoding.modules.exits import Exits
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import Trainable, save_modules
 from benchctl.decoding.sampling import Sampling
+from benchctl.measuring.check import Models, choose_methods
 from benchctl.methods.deed import Deed
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.training import TwoStreams
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.two_model import TwoModel
+from benchctl.registry import parse_label
 
 IDS = (0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23)  # half of the vocabulary of `runs`; answers use the other half too
 FEW_IDS = (1, 3)  # of the five tokens of which every answer is enumerated
@@ -79,12 +82,14 @@ def test_a_damaged_file_is_refused(tmp_path: Path, tensors: dict[str, Tensor]) -
         read_draft_vocabulary(tmp_path)
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_before_any_model_is_loaded(tmp_path: Path) -> None:
+    target, method = pair("llama").target, Medusa()
+    save_modules(tmp_path, untrained(method, target), facts_of("medusa", method, target))
     write_draft_vocabulary(tmp_path, torch.arange(9))
     file = tmp_path / DRAFT_VOCABULARY
     file.write_bytes(file.read_bytes()[:-4])
     with refused("file_not_readable", str(file)):
-        read_draft_vocabulary(tmp_path)
+        choose_methods((f"medusa[modules={tmp_path}]",), Models("no such model", ""))
 
 
 def test_places_stand_for_ids_and_other_tokens_have_no_probability() -> None:
@@ -194,6 +199,16 @@ def test_steps_are_those_of_drafters_that_know_no_other_tokens(label: str, tmp_p
     assert rounds_of(got) == expected and any(accepted for _, accepted in expected)
 
 
+@torch.inference_mode()
+def test_the_plain_drafter_of_doctor_knows_no_other_tokens_either(tmp_path: Path) -> None:
+    models = pair("llama")
+    method = Narrow("two_model[draft_tokens=4,confidence=0.3]", tmp_path).prepared(_models(models))
+    assert isinstance(method, TwoModel)
+    propose = method.plain_drafter(models.target, models.draft)
+    for tokens in (5, 13, 20):
+        assert propose is not None and [propose(prompt_of(tokens), 9)] == _two_model(models)(prompt_of(tokens), 9)
+
+
 LABELS = (
     *DRAFTERS,
     "medusa[nodes=6]",
@@ -204,7 +219,12 @@ LABELS = (
 )
 
 
-@pytest.mark.parametrize("label", LABELS)
+# One label of each method is examined by the fast tests.
+FIRST = {parse_label(label).name: label for label in LABELS[::-1]}.values()
+EXAMINED = [pytest.param(label, marks=[pytest.mark.slow] * (label not in FIRST)) for label in LABELS]
+
+
+@pytest.mark.parametrize("label", EXAMINED)
 def test_doctor_finds_nothing_wrong_with_it(label: str, tmp_path: Path) -> None:
     """Answers, limits, stops, counts and caches are those of a drafter that knows every token."""
     models = _models(pair("llama"))
@@ -220,7 +240,7 @@ WARM = {"top_k": Sampling(1.5, top_k=2), "top_p": Sampling(1.3, top_p=0.8), "all
 
 
 @pytest.mark.parametrize("warm", [pytest.param(each, marks=[pytest.mark.slow] * (each != "top_k")) for each in WARM])
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", EXAMINED)
 def test_sampled_answers_have_the_target_s_distribution(
     label: str, warm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +258,16 @@ def test_a_draft_that_claims_to_come_from_the_whole_vocabulary_is_caught(
     )
     subject = Narrow("two_model[draft_tokens=2]", tmp_path, FEW_IDS)
     assert isinstance(checks.sampled(subject, random_models("llama")), Deviation)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("label", LABELS)
+def test_it_drafts_in_the_precision_of_a_gpu(label: str, device: str, tmp_path: Path) -> None:
+    model = tiny_model("llama", layers=4, dtype=torch.bfloat16, vocab_size=VOCABULARY).to(device)
+    target = Target(model, None)
+    method = Narrow(label, tmp_path).prepared(RandomModels("llama", target, target, Naive(model)))
+    for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
+        assert len(decode(method, target, DecodeRequest(prompt_of(9), 12, sampling)).token_ids) == 12
 
 
 @pytest.mark.parametrize("label", ["two_model", "medusa", "m2r2", "deed[mode=draft,threshold=0.3]"])

@@ -54,6 +54,7 @@ EXACT: tuple[str, ...] = (
     "skip_decode[adapters=none,min_layers=4]",
     "medusa",
     "medusa[tree=1x1x1]",
+    "medusa[head=shared,heads=2]",
     "medusa[heads=2,tree=6x4]",
     "medusa[heads=4,tree=3x2x2x1]",
     "medusa[heads=1,nodes=30]",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import torch
 from fakes_measuring import Broken, FakeClock, Lying, Plain, one, task
 from fixtures_run import timeless
 from runs import prepared
@@ -14,10 +16,12 @@ from tiny import tiny_folder
 
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.measure import DecodingConfig, Measurer, answer_seed
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.verdict import Judgement, Referee
+from benchctl.methods.two_model import TwoModel
 
 GREEDY = DecodingConfig(max_new_tokens=4, sampling=Sampling())
 PROMPT = Prompt("p", "koala", ("Say something.",))
@@ -89,6 +93,25 @@ def test_the_second_turn_continues_the_labels_own_first_answer(measurer: Make, t
         ]
         assert seconds[label].prompt_tokens == len(target.tokenizer.encode_chat(chat))
     assert firsts["plain"].text != firsts["lying"].text
+
+
+def test_tokens_outside_the_draft_vocabulary_are_counted_by_the_harness(
+    measurer: Make, target: Target, tmp_path: Path
+) -> None:
+    said = one(measurer(), task("plain")).token_ids
+    ids = sorted({*range(20), said[0]} - {said[1]})
+    write_draft_vocabulary(tiny_folder(tmp_path), torch.tensor(ids))
+    stored, whole = TwoModel(), TwoModel(draft_vocabulary="whole")
+    for method in (stored, whole):
+        method.use_draft_model(Target.load(tmp_path, dtype="float64"))
+        method.prepare(target)
+    narrow = measurer(stored=stored, whole=whole)
+    outside = sum(token not in ids for token in said)
+    assert 0 < outside < len(said)
+    row = one(narrow, task("stored"))
+    assert (row.token_ids, row.verdict) == (said, "identical")
+    assert row.counters == {"draft_vocabulary": len(ids), "outside_draft_vocabulary": outside}
+    assert one(narrow, task("whole")).counters == one(narrow, task("plain")).counters == {}
 
 
 def test_a_second_turn_is_judged_on_its_own_prompt(measurer: Make) -> None:
@@ -204,7 +227,7 @@ def test_a_control_that_fails_after_the_clock_takes_nothing_from_a_generation(
     assert row.verdict == (None if "judge" in control else "lossy")
     assert kept <= set(row.fidelity) and "kl_nats" not in row.fidelity
     one(run, task("own", repeat=1))
-    assert len(notices) == 1 and "MemoryError: no room for logits" in notices[0]
+    assert len(notices) == 1 and "out_of_memory: no room for logits" in notices[0]
 
 
 def test_a_method_is_judged_with_the_rows_of_its_steps(measurer: Make, monkeypatch: pytest.MonkeyPatch) -> None:

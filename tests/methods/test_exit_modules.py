@@ -29,6 +29,7 @@ from benchctl.decoding.modules.exits import (
     Exits,
     balanced_loss,
     decayed,
+    exit_losses,
     exit_yardsticks,
 )
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, save_modules
@@ -98,7 +99,7 @@ def test_an_exit_says_the_same_in_decoding_in_training_and_in_plain_algebra(labe
         expected = torch.stack([speaker(models.naive, module)(layer, state) for state in states[layer]])
         said = module.heads(models.target.final_norm, models.target.lm_head)[layer](states[layer])
         torch.testing.assert_close(said, expected, rtol=1e-9, atol=1e-9)
-        learnt = module.float().logits(batch, layer)[0].double()
+        learnt = batch.head(module.float().normed(batch, layer))[0].double()
         torch.testing.assert_close(learnt, expected, rtol=1e-4, atol=1e-4)
         module.double()
 
@@ -389,3 +390,40 @@ def rule_of(naive: Naive, module: Exits, confidence: str, threshold: float) -> E
     """Leaving by these modules, in plain algebra."""
     classify = classifier(module) if confidence == "classifier" else None
     return ExitRule(module.layers, confidence, threshold, classify, speaker(naive, module) if module.exits else None)
+
+
+@pytest.mark.parametrize("ids", [None, [1, 4, 5, 9, 17, 20]])
+@pytest.mark.parametrize("distance", [1, 2])
+def test_losses_and_gradients_are_those_of_the_formula(ids: list[int] | None, distance: int) -> None:
+    """mass * KL(restricted || exit's) + share * cross-entropy, written out with autograd and whole logits."""
+    models = pair("llama")
+    batch = batch_of(models.naive, [prompt_of(9), prompt_of(14, 1)])
+    batch.tokens[0, 3:6] = torch.tensor([4, 22, 5])
+    if ids is not None:
+        kept = torch.tensor(ids)
+        batch = replace(batch, draft_ids=kept, draft_rows=lambda normed: batch.head(normed)[..., kept])
+    exits = [torch.randn_like(batch.final).requires_grad_() for _ in range(2)]
+    kept = torch.arange(models.target.vocabulary) if ids is None else torch.tensor(ids)
+    wanted = batch.head(batch.final).softmax(-1)[..., kept].roll(1 - distance, 1)
+    mass = wanted.sum(-1)
+    tokens, weights = batch.ahead(distance)
+    expected = []
+    for state in exits:
+        said = batch.head(state)[..., kept].log_softmax(-1)
+        divergence = mass * (wanted / mass[..., None] * ((wanted / mass[..., None]).log() - said)).sum(-1)
+        places = (tokens[..., None] == kept).int()
+        expected.append(divergence - 0.1 * (said * places).sum(-1))
+    losses = exit_losses(batch, exits, distance)
+    assert losses.shape == (2, *tokens.shape) and not losses[:, weights == 0].any()
+    torch.testing.assert_close(losses * weights, (torch.stack(expected) * weights).float(), rtol=1e-4, atol=1e-5)
+    theirs = torch.autograd.grad((torch.stack(expected) * weights).sum(), exits)
+    mine = torch.autograd.grad((losses * weights).sum(), exits)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_places_in_a_draft_vocabulary() -> None:
+    """The example of the docstring, and back."""
+    batch = replace(_literal_batch(), draft_ids=torch.tensor([2, 5, 9]))
+    assert batch.places_of(torch.tensor([5, 6, 9, 1, 10])).tolist() == [1, -1, 2, -1, -1]
+    assert batch.ids_of(torch.tensor([1, 2])).tolist() == [5, 9]

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import Naive, Rounds, TreeDrafter, replay_tree
+from refusals import refused
 from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor, nn
@@ -71,6 +72,18 @@ def _generate(method: Method, models: Pair, prompt: list[int]) -> Generation:
     return decode(method, models.target, DecodeRequest(prompt, NEW_TOKENS))
 
 
+def test_a_fresh_shared_head_leaves_the_state_alone_and_has_no_lm_head() -> None:
+    """For width 32 a head has one block of 32 * 33 parameters; its logits are those of the target's LM head."""
+    models, method = pair("llama"), Medusa(heads=2, head="shared")
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    assert {name: weight.numel() for name, weight in module.state_dict().items()} == {
+        **{f"{head}.0.linear.weight": 32 * 32 for head in range(2)},
+        **{f"{head}.0.linear.bias": 32 for head in range(2)},
+    }
+    final = torch.randn(2, 32)
+    assert all(torch.equal(head(final), final) for head in module.children())
+
+
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("widths", WIDTHS)
 def test_steps_equal_replay(widths: Sequence[int], family: str, seed: int) -> None:
@@ -117,6 +130,27 @@ def test_the_loss_is_the_weighted_divergence_of_each_head_from_what_the_target_s
     torch.testing.assert_close(method.loss(module, batch), expected, rtol=1e-5, atol=0.0)
 
 
+def test_shared_heads_learn_the_same_through_the_target_s_lm_head_which_stays() -> None:
+    """A head of its own that starts as the target's LM head has the same loss, and its block the same gradient."""
+    models, batch = pair("llama"), batch_of(pair("llama").naive, [prompt_of(12)])
+    lm_head = models.target.lm_head.weight
+    grown: dict[str, tuple[Tensor, list[Tensor]]] = {}
+    for head in ("own", "shared"):
+        method = Medusa(heads=2, head=head)
+        module = method.build(models.target.info, lm_head)
+        with torch.no_grad():
+            for name, weight in module.named_parameters():
+                if "linear" in name:
+                    weight.copy_(torch.linspace(-0.1, 0.1, weight.numel()).view_as(weight))
+        loss = method.loss(module, batch)
+        loss.backward()
+        gradients = [weight.grad for name, weight in module.named_parameters() if "linear" in name]
+        grown[head] = loss, [gradient for gradient in gradients if gradient is not None]
+    assert len(grown["shared"][1]) == 4
+    torch.testing.assert_close(grown["own"], grown["shared"], rtol=1e-4, atol=1e-6)
+    assert lm_head.grad is None
+
+
 def test_yardsticks_count_how_often_a_token_is_among_the_first_picks() -> None:
     models, method = pair("llama"), Medusa(heads=2)
     text = prompt_of(20)
@@ -131,16 +165,19 @@ def test_yardsticks_count_how_often_a_token_is_among_the_first_picks() -> None:
             assert found[f"head_{number}_top{k}"] == Tally(hits, len(text) - number - 1)
 
 
-def test_training_lowers_the_loss_and_the_trained_heads_are_right_more_often() -> None:
+@pytest.mark.parametrize(("head", "lowered", "gained"), [("own", 0.6, 0.2), ("shared", 0.9, 0.05)])
+def test_training_lowers_the_loss_and_the_trained_heads_are_right_more_often(
+    head: Any, lowered: float, gained: float
+) -> None:
     """On the target's own answers."""
-    models, method = pair("llama"), Medusa()
+    models, method = pair("llama"), Medusa(head=head)
     batch = batch_of(models.naive, answered(models.naive, 12))
     module = method.build(models.target.info, models.target.lm_head.weight)
     before = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     losses = learn(method.loss, module, batch, 60)
     after = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
-    assert losses[-1] < 0.6 * losses[0]
-    assert all(after[f"head_{number}_top1"] > before[f"head_{number}_top1"] + 0.2 for number in (1, 2, 3))
+    assert losses[-1] < lowered * losses[0]
+    assert all(after[f"head_{number}_top1"] > before[f"head_{number}_top1"] + gained for number in (1, 2, 3))
 
 
 def test_heads_that_nobody_measured_are_taken_to_be_worse_the_further_ahead_they_look() -> None:
@@ -289,3 +326,15 @@ def test_more_heads_than_were_trained_are_refused_by_the_facts_alone(tmp_path: P
         Medusa(heads=4).refuse(folder, facts["options"])
     with pytest.raises(UserError, match="holds 3 heads, and heads=4 asks for more"):
         Medusa(modules=folder, heads=4).prepare(target)
+
+
+def test_heads_of_the_other_form_are_refused_by_the_facts_alone(tmp_path: Path) -> None:
+    target = pair("llama").target
+    own = _saved(tmp_path / "own", untrained(Medusa(), target), target, {})
+    facts = {"heads": 3}  # of before there were two forms
+    with refused("trained_with_other_option", "head=own"):
+        Medusa(head="shared").refuse(own, facts)
+    with refused("trained_with_other_option", "head=shared"):
+        Medusa().refuse(own, facts | {"head": "shared"})
+    with refused("trained_with_other_option", own, "head=own"):
+        Medusa(head="shared", modules=own).prepare(target)

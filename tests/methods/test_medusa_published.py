@@ -16,6 +16,7 @@ from oracles import TreeDrafter, replay_tree
 from refusals import refused
 from runs import Pair, answer, pair, prompt_of, rounds_of
 from safetensors.torch import save_file
+from tiny import tiny_target
 from torch import Tensor
 
 from benchctl.decoding.loop import DecodeRequest, decode
@@ -35,8 +36,11 @@ SAFETENSORS, PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 WIDTHS = (3, 2, 2)
 
 
-def made(target: Target, heads: int, blocks: int, seed: int = 0) -> Weights:
-    """Weights under published names, in float32; LM heads near the target's, so that some drafts are right."""
+def made(target: Target, heads: int, blocks: int, seed: int = 0, shared: bool = False) -> Weights:
+    """Weights under published names, in float32; LM heads near the target's, so that some drafts are right.
+
+    ``shared``: of the second form, which has none.
+    """
     lm_head = target.lm_head.weight.double()
     vocabulary, width = lm_head.shape
     noise = torch.Generator().manual_seed(seed)
@@ -49,7 +53,8 @@ def made(target: Target, heads: int, blocks: int, seed: int = 0) -> Weights:
         for block in range(blocks):
             weights[f"{head}.{block}.linear.weight"] = random(width, width) / width**0.5
             weights[f"{head}.{block}.linear.bias"] = random(width)
-        weights[f"{head}.{blocks}.weight"] = lm_head + 0.5 * lm_head @ random(width, width) / width**0.5
+        if not shared:
+            weights[f"{head}.{blocks}.weight"] = lm_head + 0.5 * lm_head @ random(width, width) / width**0.5
     return {name: weight.float().contiguous() for name, weight in weights.items()}
 
 
@@ -65,19 +70,20 @@ def published(folder: Path, weights: Weights, file: str = SAFETENSORS, **told: A
     return str(folder)
 
 
-def plain(weights: Mapping[str, Tensor], head: int, blocks: int, final: Tensor) -> Tensor:
-    """What the head says of one state, as the format is documented: blocks x + SiLU(W x + b), then its LM head."""
+def plain(weights: Mapping[str, Tensor], head: int, blocks: int, final: Tensor, shared: Tensor | None = None) -> Tensor:
+    """What the head says of one state, as the format is documented: blocks x + SiLU(W x + b), then an LM head."""
     x = final.double()
     for block in range(blocks):
         grown = weights[f"{head}.{block}.linear.weight"].double() @ x + weights[f"{head}.{block}.linear.bias"].double()
         x = x + grown * torch.sigmoid(grown)
-    return weights[f"{head}.{blocks}.weight"].double() @ x
+    return (weights[f"{head}.{blocks}.weight"].double() if shared is None else shared) @ x
 
 
-def plain_drafter(models: Pair, weights: Weights, blocks: int) -> TreeDrafter:
+def plain_drafter(models: Pair, weights: Weights, blocks: int, shared: Tensor | None = None) -> TreeDrafter:
     def draft(text: list[int], budget: int) -> list[list[int]]:
         final = models.naive.model.model.norm(models.naive.last_states(text[:-1])[-1])
-        picks = [plain(weights, head, blocks, final).argsort(descending=True).tolist() for head in range(len(WIDTHS))]
+        said = [plain(weights, head, blocks, final, shared) for head in range(len(WIDTHS))]
+        picks = [logits.argsort(descending=True).tolist() for logits in said]
         return [
             [picks[depth][rank] for depth, rank in enumerate(ranks[: max(budget, 0)])]
             for ranks in product(*map(range, WIDTHS))
@@ -100,6 +106,38 @@ def test_published_heads_take_the_steps_of_a_plain_reimplementation(blocks: int,
     expected = replay_tree(prompt_of(13), text, len(text), plain_drafter(models, weights, blocks))
     assert rounds_of(got) == expected
     assert any(accepted > 0 for _, accepted in expected)
+
+
+@pytest.mark.parametrize(("blocks", "file"), [(1, SAFETENSORS), (2, PICKLE)])
+def test_heads_of_the_second_form_take_the_steps_of_a_plain_reimplementation(
+    blocks: int, file: str, tmp_path: Path
+) -> None:
+    """They share the target's LM head; config.json of the authors says version 2."""
+    models = pair("llama")
+    weights = made(models.target, 4, blocks, shared=True)
+    folder = published(tmp_path, weights, file, medusa_num_layers=blocks, medusa_num_heads=4, version="2")
+    method = Medusa(modules=folder, heads=3, head="shared", tree="3x2x2")
+    method.prepare(models.target)
+    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
+    text = answer("llama", 0, 13)
+    assert list(got.token_ids) == text
+    drafter = plain_drafter(models, weights, blocks, models.target.lm_head.weight)
+    assert rounds_of(got) == (expected := replay_tree(prompt_of(13), text, len(text), drafter))
+    assert any(accepted > 0 for _, accepted in expected)
+
+
+def test_the_form_of_published_heads_must_be_the_one_asked_for(tmp_path: Path) -> None:
+    target = pair("llama").target
+    for shared, form, other in ((True, "shared", "own"), (False, "own", "shared")):
+        folder = published(tmp_path / form, made(target, 3, 1, shared=shared))
+        with refused("trained_with_other_option", folder, f"head={form}"):
+            choose_methods((f"medusa[modules={folder},head={other}]",), Models("no such model", ""))
+
+
+def test_heads_of_the_second_form_are_refused_for_another_width(tmp_path: Path) -> None:
+    folder = published(tmp_path, made(tiny_target(hidden_size=16), 3, 1, shared=True))
+    with refused("modules_of_other_target", "0.linear.weight", "[16, 16]", "[32, 32]"):
+        Medusa(modules=folder, head="shared").prepare(pair("llama").target)
 
 
 @pytest.mark.parametrize("blocks", [1, 2])

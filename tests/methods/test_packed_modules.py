@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.analysis.metrics.experts import RECALL
 from benchctl.cli import main
+from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from benchctl.records.writer import read
 from reference.pack import FILES
 
@@ -97,6 +99,20 @@ def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, 
     done("reference", "pack", *model, "--pack", pack)
     bundled.models.cache_clear()
     assert not folder.exists() and bundled.modules_for("tiny-target", "m2r2") is None
+
+
+def test_a_draft_vocabulary_is_packed_with_its_modules_or_its_draft_model(
+    made: Path, pack: Path, tmp_path: Path
+) -> None:
+    for name in ("adapters", "other"):
+        shutil.copytree(made / name, tmp_path / name)
+        write_draft_vocabulary(tmp_path / name, torch.tensor([1, 5]))
+    done("reference", "pack", "--model", tmp_path / "adapters", "--role", "modules", "--pack", pack)
+    draft = ("--model", tmp_path / "other", "--role", "draft", "--description", "A", "--data", "B")
+    done("reference", "pack", *draft, "--pack", pack)
+    for folder in (pack / "tiny-target" / "modules" / "m2r2", pack / "other"):
+        ids = read_draft_vocabulary(folder)
+        assert ids is not None and ids.tolist() == [1, 5]
 
 
 def test_a_target_without_packed_modules_says_how_to_train_them(made: Path, pack: Path, tmp_path: Path) -> None:

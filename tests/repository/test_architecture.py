@@ -21,7 +21,9 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.errors": set(),
     "benchctl.exact_match": set(),
     "benchctl.options": set(),
-    "benchctl.bundled": set(),
+    "benchctl.gguf": set(),
+    "benchctl.bundled": {"gguf"},
+    "benchctl.fetch": {"bundled", "decoding", "gguf"},
     "benchctl.records": set(),
     "benchctl.decoding": set(),
     "benchctl.methods": {"decoding"},
@@ -34,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
     "benchctl.cli": {
-        *("analysis", "bundled", "conformance", "decoding", "importing", "judging", "measuring", "offload"),
+        *("analysis", "bundled", "conformance", "decoding", "fetch", "importing", "judging", "measuring", "offload"),
         *("options", "records", "registry", "training"),
     },
 }
@@ -44,7 +46,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/reading.py",),
     "http": ("benchctl/measuring/prompts/sources.py",),
-    "huggingface_hub": (),
+    "gguf": ("benchctl/gguf.py",),
+    "huggingface_hub": ("benchctl/fetch.py",),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
     "msgspec": ("benchctl/importing/", "benchctl/records/"),
@@ -55,12 +58,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
     "time": ("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/training/", "judges/gpt.py"),
     "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
-    "tokenizers": ("benchctl/decoding/model/",),
+    "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
-        "benchctl/conformance/",
-        "benchctl/decoding/model/tokenizer.py",
-        "benchctl/decoding/model/target.py",
-        "benchctl/training/",
+        *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
+        *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/training/"),
     ),
     "urllib": ("benchctl/measuring/prompts/sources.py", "judges/gpt.py"),
 }
@@ -151,7 +152,7 @@ def method_of(dotted: str) -> str:
 def test_every_library_imported_is_declared() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["datasets"], *extras["gpu"]]
+    lines = [*project["dependencies"], *extras["datasets"], *extras["gguf"], *extras["gpu"]]
     names = {re.split(r"[^\w-]", line)[0] for line in lines}
     declared = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
     imported = {name.split(".")[0] for file in FILES for name in imports_of(file)}

@@ -28,7 +28,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.records.writer import read
 from benchctl.training.jobs import JobContext
 from benchctl.training.modules.job import train_modules
-from benchctl.training.train_options import Provenance, TeacherOptions
+from benchctl.training.train_options import ModuleOptions, Provenance
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_method_it_shows_can_be_trained_and_gives_the_targets_tokens(tmp_pat
     for name in ("chats.jsonl", "chats_val.jsonl"):
         (tmp_path / name).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     data = tuple(str(tmp_path / name) for name in ("chats.jsonl", "chats_val.jsonl"))
-    options = TeacherOptions(data, heads, model=str(folder), steps=8, row_tokens=64, batch_tokens=256)
+    options = ModuleOptions(data, heads, model=str(folder), steps=8, row_tokens=64, batch_tokens=256)
     ticks = count()
     job_context = JobContext(lambda: float(next(ticks)), Provenance("", "", {}))
     with job_context.held:

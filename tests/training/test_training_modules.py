@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from safetensors.torch import load_file
 from tiny import tiny_folder, tiny_model
 from torch import Tensor
 
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Tally, Trainable, shares
 from benchctl.errors import UserError
@@ -126,6 +128,21 @@ def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) 
     assert training["settings"]["optimizer"]["rate"] == 1e-3
     assert set(training["outcome"]["losses"][-1]) == {"step", "loss", "instruct"}
     assert "its own answers to at most 6 prompts" in (trained / "heads" / "README.md").read_text()
+
+
+def test_shared_heads_are_trained_and_stored_without_lm_heads(trained: Path, tmp_path: Path) -> None:
+    """Two blocks of 32 * 33 parameters; the facts say by which option they decode."""
+    words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "heads", "--steps", 2)
+    told = done("train", "medusa[heads=2,head=shared]", *words, *BATCHES, *COMMON)
+    assert f"--method 'medusa[modules={tmp_path / 'heads'},heads=2,head=shared]'" in told
+    weights = load_file(tmp_path / "heads" / "modules.safetensors")
+    assert sum(weight.numel() for weight in weights.values()) == 2 * 32 * 33
+    assert all(weight.any() for weight in weights.values())
+    target = Target.load(trained / "target")
+    method = build(f"medusa[modules={tmp_path / 'heads'},heads=2,head=shared]")
+    method.prepare(target)
+    prompt = DecodeRequest([1, 5, 9], 6)
+    assert decode(method, target, prompt).token_ids == decode(build("autoregressive"), target, prompt).token_ids
 
 
 def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-from benchctl.decoding.modules.trainable import Tally
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.training.data.packing import Batch
+from benchctl.training.modules.frozen import BatchMaker
 from benchctl.training.modules.objective import Distillation, Objective, logits_of, loss_weights, measure_held_out
 from benchctl.training.trainer import Trainer
 from reference.mixture import MixtureLoss
 from reference.objectives import LanguageModel
 
-BYTES = torch.arange(VOCABULARY)
+BYTES, CPU = torch.arange(VOCABULARY), torch.device("cpu")
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
@@ -36,6 +37,18 @@ class Given(nn.Module):
 
     def forward(self, input_ids: Tensor, **_: object) -> object:
         return SimpleNamespace(logits=self._logits.expand(len(input_ids), -1, -1))
+
+
+def given(choices: list[int]) -> Callable[[Batch], TrainingBatch]:
+    """A target that chooses so: its head gives the states themselves, which are logits."""
+
+    def seen(batch: Batch) -> TrainingBatch:
+        logits = Given(choices)(batch.tokens).logits
+        unused: Any = None
+        texts = (batch.tokens, batch.weights, batch.documents, batch.positions)
+        return TrainingBatch(*texts, [], logits, norm=unused, head=lambda rows: rows, layer=unused, rotary=unused)
+
+    return seen
 
 
 RIGHT, WRONG = -math.log(math.e / (math.e + 2)), -math.log(1 / (math.e + 2))  # nats of a token chosen or not
@@ -120,14 +133,14 @@ def test_what_no_held_out_token_tells_is_not_told_of() -> None:
 
 def test_a_distilled_model_is_measured_by_how_often_it_agrees_with_its_target() -> None:
     """What follows the last token is not asked."""
-    measured = Distillation(Given([0, 2, 2]), torch.ones(3)).measure(Given([0, 1, 2]), row([1, 1, 1]))
+    measured = Distillation(given([0, 2, 2]), torch.ones(3)).measure(Given([0, 1, 2]), row([1, 1, 1]))
     assert measured["agreement"] == measured["top1"] == Tally(1, 2)
 
 
 def test_a_target_distilled_into_itself_costs_nothing() -> None:
     model = llama()
     batch = CountingRows(16).rows(0, 2)
-    assert float(Distillation(model, BYTES)(llama(), batch)) == pytest.approx(0, abs=1e-4)
+    assert float(Distillation(BatchMaker(model, CPU), BYTES)(llama(), batch)) == pytest.approx(0, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -135,7 +148,7 @@ def test_a_draft_learns_to_agree_with_a_target_that_stands_still(tmp_path: Path)
     target = llama().train()
     target.lm_head.weight.mul_(20)
     before = {name: parameter.clone() for name, parameter in target.named_parameters()}
-    objective, batches = Distillation(target, BYTES), [CountingRows(16).rows(0, 30)]
+    objective, batches = Distillation(BatchMaker(target, CPU), BYTES), [CountingRows(16).rows(0, 30)]
     draft = llama(seed=1)
     start = measure_held_out(draft, batches, objective.measure)
     trained(draft, objective, tmp_path)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from benchctl.analysis.frame.rows import POSITION
-from benchctl.analysis.metrics.metric import Better, Column, Metric, Unit, column, zeros
+from benchctl.analysis.frame.rows import COUNTER, POSITION
+from benchctl.analysis.metrics.metric import Better, Column, Metric, Unit, column, ones, where_known, zeros
 
 
 def _drafting(name: str, unit: Unit, top: str, bottom: str, cell: str = "{:.3f}", better: Better = "higher") -> Metric:
@@ -49,6 +49,38 @@ ACCEPTANCE_DIFFERENCE = replace(
     interval=True,
 )
 DEPTH_FRACTION = _drafting("depth_fraction", "share", "depth_layers", "full_layers", better="lower")
+
+_OUTSIDE = COUNTER + "outside_draft_vocabulary"
+
+
+def _has_draft_vocabulary(frame: pd.DataFrame) -> bool:
+    return _OUTSIDE in frame and bool(frame[_OUTSIDE].notna().any())
+
+
+# Of drafters that score a part of the vocabulary: how many tokens it has, and the share of the answers' tokens that
+# they could not draft.
+DRAFT_VOCABULARY = Metric(
+    "draft_vocabulary",
+    "draft vocabulary",
+    "tokens",
+    "higher",
+    column(COUNTER + "draft_vocabulary", 0.0),
+    where_known(_OUTSIDE, ones),
+    needs=_has_draft_vocabulary,
+    table="Drafting and depth",
+    cell="{:,.0f}",
+)
+OUTSIDE_DRAFT_VOCABULARY = replace(
+    DRAFT_VOCABULARY,
+    name="outside_draft_vocabulary",
+    label="tokens outside the draft vocabulary",
+    unit="share",
+    better="lower",
+    top=column(_OUTSIDE, 0.0),
+    bottom=where_known(_OUTSIDE, column("new_tokens")),
+    title="outside it",
+    cell="{:.3f}",
+)
 
 
 class ByPosition(NamedTuple):

@@ -74,7 +74,7 @@ def brief(group: Group) -> Block:
 
 
 def by_category() -> Block:
-    """What the field reports of each category (Xia et al. 2024, Spec-Bench, table 1)."""
+    """What the field reports of each category (Xia et al. 2024, Spec-Bench)."""
     return Block(
         "By category", tuple(map(metric_column, (SPEEDUP, replace(BLOCK_EFFICIENCY, title="tokens per step"))))
     )

@@ -268,6 +268,12 @@ def mixtures_of(target: Target) -> Mapping[int, Experts]:
     return {layer: block.mlp for layer, block in enumerate(target.blocks) if isinstance(block.mlp, Experts)}
 
 
+def capacity_of(mixtures: Mapping[int, Experts], asked: int) -> int:
+    """Experts that the fast tier holds: as many as ``asked``; for 0 a quarter of all, at least those of one token."""
+    every = sum(mixture.router.shape[0] for mixture in mixtures.values())
+    return min(asked or max(every // 4, *(mixture.top_k for mixture in mixtures.values())), every)
+
+
 def rank_experts(block: Layer, state: Tensor, count: int) -> list[int]:
     """The experts that a layer's own norm and gate choose first for ``state`` [1, width], the likeliest first."""
     logits = block.gate_logits(state)
@@ -293,8 +299,7 @@ class Offload:
         self._target, self._settings = target, settings
         mixtures = mixtures_of(target)
         self.top_k = max(mixture.top_k for mixture in mixtures.values())
-        every = sum(mixture.router.shape[0] for mixture in mixtures.values())
-        self.capacity = min(settings.capacity or max(every // 4, self.top_k), every)
+        self.capacity = capacity_of(mixtures, settings.capacity)
         self._slow: Slow = MemoryTier(mixtures) if settings.tier == "memory" else FileTier(mixtures)
         self._slots = Slots(next(iter(mixtures.values())), self.capacity)
         self._tier: FastTier | None = None

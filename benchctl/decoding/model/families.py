@@ -93,7 +93,7 @@ def read_parts(model: Any, form: Form, release: bool = False) -> Parts:
     both forms. Where the form copies all weights, nothing keeps their file mapped. ``model`` cannot run afterwards.
     """
     body, embedding = model.model, model.model.embed_tokens.weight.detach()
-    if release and form == "fast":
+    if release and form == "fast" and embedding.device.type == "cpu" and embedding.dtype == torch.float32:
         embedding = embedding.clone()  # a view of the file would keep all of it mapped
 
     def read(index: int) -> Layer:

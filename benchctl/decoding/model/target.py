@@ -193,7 +193,7 @@ class Target:
         """
         check_family(model.config)
         fast = may_copy(sum(p.numel() * p.element_size() for p in model.parameters()))
-        self.parameters = sum(p.numel() for p in model.parameters())
+        self.parameters: int = sum(p.numel() for p in model.parameters())
         self.form: Form = "float16" if weights == "float16" else "fast" if fast else "plain"
         self.tokenizer_or_none, self._folder, self._weights = tokenizer, folder, weights
         self.config = model.config
@@ -380,3 +380,13 @@ class Target:
             rows = self.run(rows, cache, layer, layer + 1, layout)
             states.append(rows[-1])
         return torch.stack(states)
+
+
+def outline(config: Any, dtype: str = "float32") -> Target:
+    """A target of this configuration with shapes only, on torch's device "meta": it takes no memory and cannot run."""
+    import transformers
+
+    seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = (seq2seq if config.is_encoder_decoder else causal).from_config(config)  # type: ignore[no-untyped-call]
+    return Target(model.to(DTYPES[dtype]), None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchctl.decoding.model.families import check_family, context_tokens
-from benchctl.errors import UserError
+from benchctl.errors import UserError, is_out_of_memory
 
 Message = dict[str, str]  # "role" and "content", as chat templates take them
 
@@ -155,6 +155,8 @@ def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
     try:
         return kind.from_pretrained(str(path), **options)
     except Exception as error:  # a broken folder raises whatever the reader of the broken file happens to raise
+        if is_out_of_memory(error):
+            raise
         if options.get("local_files_only"):
             raise UserError(
                 "unknown_model",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchctl.decoding.model.kernels import Form, Linear
 from benchctl.decoding.model.layers import Attention, Layer, Mlp, project
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exits import AdapterSettings, LowRank, exit_losses, log_shares
+from benchctl.decoding.modules.exits import AdapterSettings, LowRank, exit_losses
 from benchctl.decoding.modules.trainable import Numbered, TrainingBatch
 
 
@@ -132,11 +132,10 @@ def adapted_mlp(state: Tensor, normed: Tensor, mlp: Mlp, gate_up: LowRank, down:
 
 def distil_losses(batch: TrainingBatch, state: Tensor) -> Tensor:
     """[rows, n] exit_losses of final residuals ``state`` [rows, n, width]: how far they are from the target's."""
-    final = log_shares(batch.head(batch.final))
-    return exit_losses(final, batch.head(batch.norm(state)), batch.ahead(1).tokens)
+    return exit_losses(batch, [batch.norm(state)])[0]
 
 
 @torch.no_grad()
 def agreements(batch: TrainingBatch, state: Tensor) -> Tensor:
     """[rows, n] whether final residuals ``state`` have the target's own likeliest next token."""
-    return batch.head(batch.norm(state)).argmax(-1) == batch.head(batch.final).argmax(-1)
+    return batch.picks(batch.norm(state)) == batch.said.choices

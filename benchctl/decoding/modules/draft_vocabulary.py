@@ -6,6 +6,7 @@ answers, also sampled ones, stay those of the target.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,6 +83,13 @@ class DraftVocabulary:
     def token(self, place: int) -> int:
         """The id behind the logit at ``place``."""
         return place if self.ids is None else self._tokens[place]
+
+    def counters(self, answer: Sequence[int]) -> dict[str, float]:
+        """What the harness counts for an answer: tokens that are scored, and those of the answer that are not."""
+        if self.ids is None:
+            return {}
+        outside = ~torch.isin(torch.tensor(answer), self.ids)
+        return {"draft_vocabulary": float(len(self.ids)), "outside_draft_vocabulary": float(outside.sum())}
 
     def spread(self, probs: Tensor, vocabulary: int) -> Tensor:
         """Probabilities [rows, k] as [rows, vocabulary]: 0 for the tokens that are not scored."""

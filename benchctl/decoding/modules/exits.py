@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, tanh
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from benchctl.decoding.model.kernels import Linear, Norm
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.trainable import (
+    ROWS_AT_ONCE,
     Numbered,
     Tally,
     Trainable,
@@ -30,6 +31,7 @@ from benchctl.decoding.modules.trainable import (
 )
 from benchctl.errors import UserError
 
+Head = Callable[[Tensor], Tensor]
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
 
 
@@ -93,9 +95,9 @@ def chance(score: Tensor) -> float:
     return 0.5 + 0.5 * tanh(0.5 * float(score))
 
 
-def bare_logits(batch: TrainingBatch, layer: int) -> Tensor:
-    """[rows, n, vocabulary] of the state after ``layer`` layers through the target's own norm and head."""
-    return batch.head(batch.norm(batch.states[layer]))
+def bare(batch: TrainingBatch, layer: int) -> Tensor:
+    """[rows, n, width] the state after ``layer`` layers through the target's own norm: what its head would read."""
+    return batch.norm(batch.states[layer])
 
 
 def balanced_loss(scores: Tensor, agrees: Tensor, weights: Tensor) -> Tensor:
@@ -148,11 +150,11 @@ class ExitModule(nn.Module):
         self.change = LowRank(width, width, rank, scale, device, bends=True)
         self.gain = nn.Parameter(torch.ones(width, device=device)) if own_gain else None
 
-    def logits(self, batch: TrainingBatch, layer: int) -> Tensor:
-        """[rows, n, vocabulary] for the states of a batch after ``layer`` layers."""
+    def normed(self, batch: TrainingBatch, layer: int) -> Tensor:
+        """[rows, n, width] what the head reads of the states of a batch after ``layer`` layers."""
         state = batch.states[layer].float()
         normed = batch.norm(state + self.change(batch.norm(state)))
-        return batch.head(normed if self.gain is None else normed * self.gain)
+        return normed if self.gain is None else normed * self.gain
 
 
 class ExitHead:
@@ -181,9 +183,9 @@ class Exits(nn.Module):
     def heads(self, norm: Norm, lm_head: Linear) -> dict[int, ExitHead]:
         return {layer: ExitHead(self.exits.of(layer), norm, lm_head) for layer in self.exits.numbers}
 
-    def logits(self, batch: TrainingBatch, layer: int) -> Tensor:
-        """[rows, n, vocabulary] of what leaves after ``layer`` layers."""
-        return self.exits.of(layer).logits(batch, layer) if self.exits else bare_logits(batch, layer)
+    def normed(self, batch: TrainingBatch, layer: int) -> Tensor:
+        """[rows, n, width] what the head reads of what leaves after ``layer`` layers."""
+        return self.exits.of(layer).normed(batch, layer) if self.exits else bare(batch, layer)
 
     def scores(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: above 0 where agreement is likelier than not."""
@@ -193,41 +195,107 @@ class Exits(nn.Module):
     @torch.no_grad()
     def agreements(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: whether its likeliest next token is the last layer's."""
-        last = batch.head(batch.final).argmax(-1)
-        return {layer: self.logits(batch, layer).argmax(-1) == last for layer in self.layers}
+        return {layer: batch.picks(self.normed(batch, layer)) == batch.said.choices for layer in self.layers}
 
 
-def log_shares(logits: Tensor) -> Tensor:
-    return logits.float().log_softmax(-1)
+class _Divergences(torch.autograd.Function):
+    """See exit_losses; of some tokens that stand in one dimension. The gradient is made on the way, a few rows at once.
 
-
-def exit_losses(final: Tensor, exit_logits: Tensor, tokens: Tensor) -> Tensor:
-    """[rows, n] KL(target's final distribution || exit's) + CE_SHARE * cross-entropy with the text, in nats.
-
-    ``final`` [rows, n, vocabulary] are the target's log_shares, ``tokens`` [rows, n] what comes next.
+    Autograd would keep logits, their log-softmax and its gradient of all tokens and exits: most of the time and memory
+    of a training went there.
     """
-    said = log_shares(exit_logits)
-    divergence = (final.exp() * (final - said)).sum(-1)
-    return divergence - CE_SHARE * said.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    @staticmethod
+    def forward(
+        ctx: Any, normed: Tensor, final: Tensor, log_sums: Tensor, places: Tensor, head: Head, ce_share: float
+    ) -> Tensor:
+        """[exits, tokens] of normed [exits, tokens, width], final [tokens, width], log_sums and places [tokens]."""
+        losses = normed.new_empty(normed.shape[:2], dtype=torch.float32)
+        gradient = torch.empty_like(normed) if ctx.needs_input_grad[0] else None
+        for start in range(0, normed.shape[1], ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            with torch.autocast(normed.device.type, enabled=False):
+                wanted = head(final[rows]).float() - log_sums[rows, None]
+            shares, place = wanted.exp(), places[rows, None].clamp(min=0)
+            mass, text = shares.sum(-1), ce_share * (places[rows] >= 0)
+            entropy = (shares * wanted).sum(-1) - torch.xlogy(mass, mass)
+            for number, inner in enumerate(normed[:, rows]):
+                with torch.enable_grad():
+                    read = inner.detach().requires_grad_()
+                    says = head(read)
+                logits = says.detach().float()
+                log_sum = logits.logsumexp(-1)
+                said = text * (log_sum - logits.gather(-1, place)[:, 0])
+                losses[number, rows] = entropy + mass * log_sum - (shares * logits).sum(-1) + said
+                if gradient is not None:
+                    pull = (logits - log_sum[:, None]).exp_().mul_((mass + text)[:, None]).sub_(shares)
+                    pull.scatter_add_(-1, place, -text[:, None])
+                    (gradient[number, rows],) = torch.autograd.grad(says, read, pull.to(says.dtype))
+        ctx.gradient = gradient
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        return ctx.gradient * outer.to(ctx.gradient.dtype).unsqueeze(-1), None, None, None, None, None
+
+
+def exit_losses(
+    batch: TrainingBatch, normed: Sequence[Tensor], distance: int = 1, ce_share: float = CE_SHARE
+) -> Tensor:
+    """[exits, rows, n] KL(target's distribution || exit's) + ce_share * cross-entropy with the text, in nats.
+
+    ``normed`` [rows, n, width] of each exit is what the head reads; what it says is about the token ``distance`` ahead.
+    0 where that has no weight. Over a draft vocabulary the target's distribution is restricted to it, and a token
+    counts by the mass inside: mass * KL(restricted, renormalised || exit's). Its gradient is that of the terms inside
+    of the whole divergence. EAGLE-3 (arXiv 2503.01840) drops tokens whose likeliest successor is outside; the mass
+    makes no jump there. Text outside has no cross-entropy.
+    """
+    tokens, weights = batch.ahead(distance)
+    some = weights.flatten().nonzero()[:, 0]
+    final, log_sums = (
+        of.roll(1 - distance, 1) for of in (batch.final, batch.said.log_sums)
+    )  # round the end: no weight
+    losses = _Divergences.apply(  # type: ignore[no-untyped-call]
+        torch.stack([each.flatten(0, 1)[some] for each in normed]),
+        final.flatten(0, 1)[some],
+        log_sums.flatten()[some],
+        batch.places_of(tokens).flatten()[some],
+        batch.draft_head,
+        ce_share,
+    )
+    every: Tensor = losses.new_zeros(len(normed), weights.numel()).index_copy(1, some, losses)
+    return every.view(len(normed), *weights.shape)
+
+
+@torch.no_grad()
+def wanted_shares(batch: TrainingBatch) -> Tensor:
+    """[rows, n, k] logs of the target's probabilities of the tokens that drafters score, in float32."""
+    with torch.autocast(batch.final.device.type, enabled=False):
+        return batch.draft_head(batch.final).float() - batch.said.log_sums.unsqueeze(-1)
+
+
+def divergences(draft_logits: Tensor, wanted: Tensor) -> Tensor:
+    """[rows, n] of exit_losses without the text, for drafters that train a head of their own.
+
+    ``draft_logits`` and the target's log probabilities ``wanted`` are [rows, n, k].
+    """
+    mass = wanted.exp().sum(-1)
+    said = draft_logits.float().log_softmax(-1)
+    return F.kl_div(said, wanted, reduction="none", log_target=True).sum(-1) - torch.xlogy(mass, mass)
 
 
 def exits_loss(module: Exits, batch: TrainingBatch) -> Tensor:
     """Mean over exits of the weighted sums of exit_losses: equal weights, as in LITE; AdamW takes out any scale."""
-    return _mean_loss(module, batch, log_shares(batch.head(batch.final)))
+    losses = exit_losses(batch, [module.normed(batch, layer) for layer in module.layers])
+    return (losses.mean(0) * batch.ahead(1).weights).sum()
 
 
 def deep_supervision_loss(module: Exits, batch: TrainingBatch) -> Tensor:
     """DEED's L = L_avg + L_N: the mean over exits and last layer, and the last layer's again, a constant here."""
-    (tokens, weights), exits = batch.ahead(1), len(module.layers)
-    final = log_shares(batch.head(batch.final))
-    last = (exit_losses(final, final, tokens) * weights).sum()
-    return (exits * _mean_loss(module, batch, final) + last) / (exits + 1) + last
-
-
-def _mean_loss(module: Exits, batch: TrainingBatch, final: Tensor) -> Tensor:
-    tokens, weights = batch.ahead(1)
-    losses = [exit_losses(final, module.logits(batch, layer), tokens) for layer in module.layers]
-    return (torch.stack(losses).mean(0) * weights).sum()
+    exits, weights = [module.normed(batch, layer) for layer in module.layers], batch.ahead(1).weights
+    with torch.no_grad():
+        last = (exit_losses(batch, [batch.final]) * weights).sum()
+    return (exit_losses(batch, exits) * weights).sum() / (len(exits) + 1) + last / (len(exits) + 1) + last
 
 
 def agreement_loss(scores: Mapping[int, Tensor], right: Mapping[int, Tensor], batch: TrainingBatch) -> Tensor:
@@ -245,11 +313,11 @@ def exits_yardsticks(module: Exits, batch: TrainingBatch) -> dict[str, Tally]:
     right = module.agreements(batch)
     if module.classifier:
         return exit_yardsticks(module.scores(batch), batch, right)
-    weights, last = batch.ahead(1).weights, batch.head(batch.final).argmax(-1)
+    weights, last = batch.ahead(1).weights, batch.said.choices
     tallies: dict[str, Tally] = {}
     for layer, agrees in right.items():
         tallies[f"exit_{layer}_top1"] = tally(agrees, weights)
-        tallies[f"exit_{layer}_bare_top1"] = tally(bare_logits(batch, layer).argmax(-1) == last, weights)
+        tallies[f"exit_{layer}_bare_top1"] = tally(batch.picks(bare(batch, layer)) == last, weights)
     return tallies
 
 

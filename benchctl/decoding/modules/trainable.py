@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
 
@@ -28,6 +29,27 @@ class Labels(NamedTuple):
 
     tokens: Tensor
     weights: Tensor
+
+
+class Said(NamedTuple):
+    """Of the target's own logits over its whole vocabulary, [rows, n] each: the likeliest token, and log sum exp."""
+
+    choices: Tensor
+    log_sums: Tensor
+
+
+ROWS_AT_ONCE = 256  # that go through a head together: all of a batch by a large vocabulary would take gigabytes
+
+
+@torch.no_grad()
+def say(head: Callable[[Tensor], Tensor], final: Tensor) -> Said:
+    """What ``head`` says of normed states [..., width]."""
+    choices, log_sums = [], []
+    for rows in torch.split(final.flatten(0, -2), ROWS_AT_ONCE):
+        logits = head(rows).float()
+        choices.append(logits.argmax(-1))
+        log_sums.append(logits.logsumexp(-1))
+    return Said(torch.cat(choices).view(final.shape[:-1]), torch.cat(log_sums).view(final.shape[:-1]))
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,9 @@ class TrainingBatch:
     head       the target's LM head: normed [..., width] -> target logits [..., vocabulary]; differentiable likewise
     layer      the target's layer with this index, as decoding runs it; differentiable in what goes through it
     rotary     positions [tokens] -> their complex rotations [tokens, head_dim / 2]
+    stored     what the target said, where that was kept; ``said`` computes it otherwise
+    draft_ids  [k] tokens that drafters score, ascending; None for the whole vocabulary
+    draft_rows the LM head of those tokens alone: normed [..., width] -> target logits [..., k]; differentiable likewise
     """
 
     tokens: Tensor
@@ -76,6 +101,41 @@ class TrainingBatch:
     head: Callable[[Tensor], Tensor]
     layer: Callable[[int], Layer]
     rotary: Callable[[Tensor], Tensor]
+    stored: Said | None = None
+    draft_ids: Tensor | None = None
+    draft_rows: Callable[[Tensor], Tensor] | None = None
+
+    @cached_property
+    def said(self) -> Said:
+        """What the target says after each token."""
+        return self.stored or say(self.head, self.final)
+
+    @property
+    def draft_head(self) -> Callable[[Tensor], Tensor]:
+        """The LM head of the tokens that drafters score: all of them where there is no draft vocabulary."""
+        return self.draft_rows or self.head
+
+    @property
+    def covered(self) -> dict[str, Tally]:
+        """draft_vocabulary_covers: the share of the target's likeliest tokens inside the draft vocabulary, if any."""
+        if self.draft_ids is None:
+            return {}
+        return {"draft_vocabulary_covers": tally(self.places_of(self.said.choices) >= 0, self.ahead(1).weights)}
+
+    def picks(self, normed: Tensor) -> Tensor:
+        """[rows, n] the likeliest of the tokens that drafters score, for normed states [rows, n, width]."""
+        return self.ids_of(say(self.draft_head, normed).choices)
+
+    def ids_of(self, places: Tensor) -> Tensor:
+        """The tokens at these places of the draft vocabulary."""
+        return places if self.draft_ids is None else self.draft_ids[places]
+
+    def places_of(self, tokens: Tensor) -> Tensor:
+        """Where tokens stand in the draft vocabulary, -1 for those outside. Ids 2 5 9: tokens 5 6 9 give 1 -1 2."""
+        if self.draft_ids is None:
+            return tokens
+        places = torch.searchsorted(self.draft_ids, tokens.contiguous()).clamp(max=len(self.draft_ids) - 1)
+        return torch.where(self.draft_ids[places] == tokens, places, -1)
 
     def ahead(self, distance: int) -> Labels:
         """The token ``distance`` after each one and its weight, which is 0 beyond the document or the row.
@@ -134,6 +194,7 @@ class Trainable(ABC):
     training: ClassVar[TrainingDefaults] = TrainingDefaults()
     trained_for: ClassVar[tuple[str, ...]] = ()  # options that modules are trained for though no shape tells
     modules_of: ClassVar[str] = ""  # the method whose trained modules it uses; empty for its own
+    drafts: ClassVar[bool] = True  # whether its modules may learn over a draft vocabulary
     modules: str
 
     def modules_name(self, name: str) -> str:

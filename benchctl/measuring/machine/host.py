@@ -218,6 +218,31 @@ def machine_facts(device: str) -> dict[str, Fact]:
     }
 
 
+def free_memory_bytes(device: str, root: Path = Path("/")) -> int | None:
+    """Memory that this process can still take: of a GPU, or of the machine within its container's and its own limit.
+
+    None where the system does not say.
+    """
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = re.search(r"^MemAvailable:\s*(\d+) kB$", read_text(root / "proc/meminfo"), re.MULTILINE)
+    free = [int(available[1]) * 1024] if available else []
+    limit, used = (_number(root / _CGROUP / f"memory.{name}") for name in ("max", "current"))
+    cached = re.search(r"^inactive_file (\d+)$", read_text(root / _CGROUP / "memory.stat"), re.MULTILINE)
+    if limit is not None and used is not None:
+        free.append(int(limit - used) + (int(cached[1]) if cached else 0))  # files are dropped where memory is needed
+    most, pages = resource.getrlimit(resource.RLIMIT_AS)[0], read_text(root / "proc/self/statm").split()
+    if most != resource.RLIM_INFINITY and pages:
+        free.append(most - int(pages[0]) * os.sysconf("SC_PAGE_SIZE"))
+    return min(free, default=None)
+
+
+def resident_bytes() -> int:
+    """Memory that this process has now; the most it has had where the system does not say."""
+    pages = read_text(Path("/proc/self/statm")).split()
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def versions() -> dict[str, str]:
     """Versions of benchctl, Python and the libraries that decide how fast a model runs."""
     libraries = {name: version(name) for name in _LIBRARIES}

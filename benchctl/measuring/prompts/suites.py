@@ -62,7 +62,8 @@ def read_mt_bench(suite: str, line: Line) -> Prompt:
 
 
 def read_spec_bench(suite: str, line: Line) -> Prompt:
-    """The eight categories of MT-Bench are one of the six of the paper (Xia et al. 2024, table 1): `multi-turn`."""
+    """The eight categories of MT-Bench are one of the six of the paper (Xia et al. 2024), as its evaluation/speed.py
+    counts them: `multi-turn`."""
     prompt, category = read_questions(suite, line), line.text("category")
     return replace(prompt, category="multi-turn" if category in _MT_BENCH else category)
 

@@ -5,16 +5,19 @@ Packed rows go in, and what the target made of them comes out: what a method's m
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
@@ -24,7 +27,7 @@ from benchctl.decoding.model.families import context_tokens, decoder_start, head
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
-from benchctl.decoding.modules.trainable import Trainable, TrainingBatch, check_sizes, shares
+from benchctl.decoding.modules.trainable import Said, Trainable, TrainingBatch, check_sizes, shares
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
@@ -150,6 +153,8 @@ class BatchMaker:
         self._target: Any = target.eval().requires_grad_(False)
         self._device = device
         self._rotary: Tensor | None = None
+        self.draft_ids: Tensor | None = None
+        self._draft_rows: Callable[[Tensor], Tensor] | None = None
         self._layers: dict[int, Layer] = {}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -157,19 +162,36 @@ class BatchMaker:
     def __call__(self, batch: Batch) -> TrainingBatch:
         """What the frozen target makes of a batch of packed rows; all of it lies on the device."""
         batch = self._as_read(batch.to(self._device))
-        states = self._states(batch)
+        states, said = self._seen(batch)
         return TrainingBatch(
             tokens=batch.tokens,
             weights=batch.weights,
             documents=batch.documents,
             positions=batch.positions,
-            states=tuple(states),
+            states=states,
             final=self._norm(states[-1]),
             norm=self._norm,
             head=self._target.get_output_embeddings(),
             layer=self._layer,
             rotary=self._rotate,
+            stored=said,
+            draft_ids=self.draft_ids,
+            draft_rows=self._draft_rows,
         )
+
+    def draft_over(self, ids: Tensor | None) -> dict[str, str]:
+        """From now on drafters score these tokens only, [k] ascending, or all; as a fact of the run."""
+        if ids is None:
+            return {}
+        head = self._target.get_output_embeddings()
+        self.draft_ids = ids.to(self._device, torch.int64)
+        bias = None if head.bias is None else head.bias[self.draft_ids]
+        self._draft_rows = partial(functional.linear, weight=head.weight[self.draft_ids], bias=bias)
+        return {"draft vocabulary": hashlib.sha256(ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]}
+
+    def _seen(self, batch: Batch) -> tuple[Sequence[Tensor], Said | None]:
+        """The residuals, and what was said where that is known."""
+        return tuple(self._states(batch)), None
 
     def _as_read(self, batch: Batch) -> Batch:
         """The batch with the tokens that the model is given."""
@@ -224,7 +246,7 @@ class ModuleObjective:
             raise UserError(
                 "wrong_yardsticks", f"{type(self.method).__name__}: {error}; correct what its yardsticks() returns"
             ) from error
-        return {"loss": loss, **measured}
+        return {"loss": loss, **measured, **target_batch.covered}
 
 
 @contextmanager

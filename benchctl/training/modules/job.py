@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from torch import Tensor
+from transformers import AutoConfig
 
 from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import check_family
-from benchctl.decoding.model.target import DTYPES, TargetInfo
+from benchctl.decoding.model.target import DTYPES, outline
 from benchctl.decoding.model.tokenizer import from_pretrained
+from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from benchctl.decoding.modules.trainable import (
     MadeFor,
     SecondStage,
@@ -33,15 +35,15 @@ from benchctl.training.models import parameter_count
 from benchctl.training.modules.frozen import (
     FrozenTarget,
     ModuleObjective,
-    batch_maker,
     check_method,
     find_target,
 )
 from benchctl.training.modules.objective import HeldOut
-from benchctl.training.modules.training_text import stage_of, training_text
+from benchctl.training.modules.training_text import draft_text, draft_tokens, stage_of, training_text
 from benchctl.training.optim import Stage, is_matrix
 from benchctl.training.record import Result, write_result
-from benchctl.training.train_options import Learning, TeacherOptions
+from benchctl.training.train_options import Learning, ModuleOptions, TeacherOptions
+from benchctl.training.trainer import Data
 
 BATCH_TOKENS = 8192
 
@@ -69,7 +71,7 @@ def trainable_names() -> list[str]:
     return [name for name in method_names() if issubclass(method_class(name), Trainable)]
 
 
-def train_modules(options: TeacherOptions, label_text: str, job_context: JobContext) -> Result | None:
+def train_modules(options: ModuleOptions, label_text: str, job_context: JobContext) -> Result | None:
     """Trains the modules of a method for `options.model` and writes them; None in all but the first process.
 
     Where the method's options ask for a second stage, it goes on from the folder that they name, and what was trained
@@ -94,16 +96,27 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
     module = method.build(target.info, target.lm_head)
     if stage:
         take_weights(module, method, label.name, method.modules, (target.info, target.weights_sha256), whole=False)
-    objective = ModuleObjective(method, batch_maker(target.model, target.device))
     data = text.data(target)
+    maker, ids = text.batch_maker(target, data), _draft_vocabulary(method, target, options, data)
+    objective = ModuleObjective(method, maker)
+    facts |= maker.draft_over(ids)
     run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
     if not job_context.world.leads:
         return None
+    if options.save_as == "float16":
+        module.half().float()
+        run.measured = run.held_out()
     with torch.no_grad():
         held_out = (objective.training_batch_of(batch) for batches in data.held_out.values() for batch in batches)
         findings = dict(method.findings(module.eval(), held_out))
     with writing(options.out / CHECKPOINTS, "the modules"):
-        save_modules(options.out, module, _facts(method, label, target, run.measured.values()) | {"findings": findings})
+        if ids is not None:
+            write_draft_vocabulary(options.out, ids)
+        save_modules(
+            options.out,
+            module.to(DTYPES[options.save_as]),
+            _facts(method, label, target, run.measured.values()) | {"findings": findings},
+        )
     only = f", and so did modules of it ({earlier[:8]}): only the {stage.part} learnt" if stage else ""
     trained = Label(label.name, (("modules", "{folder}"), *label.options))
     result = Result(
@@ -111,13 +124,22 @@ def train_modules(options: TeacherOptions, label_text: str, job_context: JobCont
         parameters=parameter_count(module),
         shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
         purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
-        method=f"{files.name} itself stood still{only}. It read {text.described}.",
+        method=f"{files.name} itself stood still{only}. It read {text.described}.{draft_text(ids)}",
         use=f"benchctl run --model {{model}} --method '{trained.text}'",
         held_out=run.measured,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
     )
     write_result(options.out, result, run, text.corpus, files.name, job_context.provenance)
     return result
+
+
+def _draft_vocabulary(method: Trainable, target: FrozenTarget, options: TeacherOptions, data: Data) -> Tensor | None:
+    """The ids that drafters score; those of the modules that a second stage goes on from."""
+    if not method.drafts:
+        return None
+    if _second_stage(method):
+        return read_draft_vocabulary(method.modules)
+    return draft_tokens(options.draft_vocabulary, target.info.vocabulary, data)
 
 
 def _second_stage(method: Trainable) -> SecondStage | None:
@@ -179,16 +201,12 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     """
     config = from_pretrained(AutoConfig, bundled.resolve(options.model))
     check_family(config)
-    info = TargetInfo.of(config)
-    kind = AutoModelForSeq2SeqLM if info.is_encoder_decoder else AutoModelForCausalLM
-    with torch.device("meta"):  # shapes without memory
-        target = kind.from_config(config)  # type: ignore[no-untyped-call]
-        lm_head = torch.empty(info.vocabulary, info.hidden_size)
-        method = trainable(parse_label(label))
-        assert isinstance(method, Method)
-        if problem := why_unsupported(method, info):
-            raise UserError("cannot_be_trained", f"{label} cannot be trained for this target: {problem}")
-        module = method.build(info, lm_head)
+    target, method = outline(config), trainable(parse_label(label))
+    info = target.info
+    assert isinstance(method, Method)
+    if problem := why_unsupported(method, info):
+        raise UserError("cannot_be_trained", f"{label} cannot be trained for this target: {problem}")
+    module = method.build(info, target.lm_head.weight)
     size = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype].itemsize
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     gradients = sum(parameter.numel() for _, parameter in trained) * WIDE
@@ -196,11 +214,11 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     tokens = options.micro_rows * options.row_tokens
     passes = Stage(1.0, options.row_tokens, options.micro_rows).micro_batches(options.batch_tokens or BATCH_TOKENS)
     memory_bytes = {
-        "target": parameter_count(target) * size,
+        "target": target.parameters * size,
         "modules": parameter_count(module) * WIDE,
         "gradients": gradients,
         "optimizer": 2 * gradients - single,
         "residuals": (info.layers + 1) * tokens * info.hidden_size * size,
         "logits": LOGIT_COPIES * tokens * info.vocabulary * WIDE,
     }
-    return Estimate(parameter_count(target), parameter_count(module), memory_bytes, passes * tokens)
+    return Estimate(target.parameters, parameter_count(module), memory_bytes, passes * tokens)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchctl.decoding.modules.trainable import Tally
+from benchctl.decoding.modules.exits import divergences, wanted_shares
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.training.data.packing import Batch
 
 HeldOut = Mapping[str, Tally]
@@ -58,43 +59,44 @@ def logits_of(module: nn.Module, batch: Batch) -> Tensor:
 class Distillation:
     """Kullback-Leibler divergence of the draft model's distribution from the target's, token by token, in nats.
 
-    The target stands still: it is put into eval mode and its parameters take no gradient. Source: Hinton et al.,
-    "Distilling the Knowledge in a Neural Network", 2015, arXiv:1503.02531; for drafting: Zhou et al., "DistillSpec",
-    2023, arXiv:2310.08461.
+    `seen_by_target` gives what the frozen target made of a batch. Over its draft vocabulary the divergence is that of
+    exit_losses. Source: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, arXiv:1503.02531; for
+    drafting: Zhou et al., "DistillSpec", 2023, arXiv:2310.08461.
     """
 
-    target: nn.Module
+    seen_by_target: Callable[[Batch], TrainingBatch]
     token_bytes: Tensor
 
-    def __post_init__(self) -> None:
-        self.target.eval().requires_grad_(False)
-
     def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
-        return self._loss(logits_of(module, batch), self._target_logits(batch), batch)
+        seen = self.seen_by_target(batch)
+        return self._loss(draft_logits(module, batch, seen.draft_ids), seen)
 
     def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
         """loss, LanguageModel's measures, and agreement: the share of tokens where both argmaxes are the same.
 
         On text that the target wrote greedily, agreement is the acceptance of a greedy draft.
         """
-        draft_logits, target_logits = logits_of(module, batch), self._target_logits(batch)
-        agreed = (draft_logits.argmax(-1) == target_logits.argmax(-1))[:, :-1]
-        counted = loss_weights(batch) == 1
+        seen, logits = self.seen_by_target(batch), logits_of(module, batch)
+        scored = logits if seen.draft_ids is None else logits[..., seen.draft_ids]
+        agreed, counted = seen.ids_of(scored.argmax(-1)) == seen.said.choices, seen.ahead(1).weights == 1
         return {
-            "loss": mean_loss(self._loss(draft_logits, target_logits, batch), batch),
-            **text_metrics(draft_logits, batch, self.token_bytes),
+            "loss": mean_loss(self._loss(scored, seen), batch),
+            **text_metrics(logits, batch, self.token_bytes),
             "agreement": Tally(float((agreed & counted).sum()), float(counted.sum())),
+            **seen.covered,
         }
 
-    def _loss(self, draft_logits: Tensor, target_logits: Tensor, batch: Batch) -> Tensor:
-        target_logs = _wide(target_logits[:, :-1]).log_softmax(-1)
-        draft_logs = _wide(draft_logits[:, :-1]).log_softmax(-1)
-        divergence = functional.kl_div(draft_logs, target_logs, log_target=True, reduction="none").sum(-1)
-        return (divergence * loss_weights(batch)).sum()
+    def _loss(self, scored: Tensor, seen: TrainingBatch) -> Tensor:
+        return (divergences(scored, wanted_shares(seen)) * seen.ahead(1).weights).sum()
 
-    def _target_logits(self, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            return logits_of(self.target, batch)
+
+def draft_logits(module: Any, batch: Batch, ids: Tensor | None) -> Tensor:
+    """Logits [rows, row_tokens, k] of a causal language model for the tokens `ids` [k], or for all."""
+    if ids is None:
+        return logits_of(module, batch)
+    how = {"attention_mask": batch.mask, "position_ids": batch.positions, "use_cache": False}
+    hidden, head = module.base_model(input_ids=batch.tokens, **how).last_hidden_state, module.get_output_embeddings()
+    return functional.linear(hidden, head.weight[ids], None if head.bias is None else head.bias[ids])
 
 
 def measure_held_out(

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchctl.errors import UserError
 from benchctl.training.data.chats import ChatFormat
@@ -26,14 +27,24 @@ from benchctl.training.data.packing import (
 )
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import JobContext, check_run, data_facts, target_dtype
-from benchctl.training.modules.frozen import FrozenTarget, TargetFiles, chat_of, load_target, seen_tokens
+from benchctl.training.modules.frozen import (
+    BatchMaker,
+    FrozenTarget,
+    TargetFiles,
+    batch_maker,
+    chat_of,
+    load_target,
+    seen_tokens,
+)
 from benchctl.training.modules.own_text import SOURCE, Answering, OwnText, Prompt, heads_of, pick_prompts
+from benchctl.training.modules.store import StoredBatches, TeacherStore
 from benchctl.training.optim import Stage
 from benchctl.training.train_options import TeacherOptions
 from benchctl.training.trainer import Data
 
 HELD_OUT_PROMPTS = 128  # of each held-out set
 HELD_OUT_ROWS = 64  # of each held-out set
+LARGE_VOCABULARY, DRAFT_TOKENS = 32768, 8192  # from where on a head costs more than layers, and what drafters keep
 
 
 def stage_of(options: TeacherOptions) -> Stage:
@@ -126,6 +137,35 @@ class TrainingText:
         how = Answering(self.options.answer_tokens)
         return {name: self._answered(target, prompts, how) for name, prompts in self._unseen.items()}
 
+    def batch_maker(self, target: FrozenTarget, data: Data) -> BatchMaker:
+        """What runs the target over these data, or reads what it made of them before."""
+        store = self._store(target, data)
+        return batch_maker(target.model, target.device) if store is None else StoredBatches(target, store)
+
+    def _store(self, target: FrozenTarget, data: Data) -> TeacherStore | None:
+        """Where the target's states for these data are kept, if they are; how large that becomes is told first."""
+        options, notify = self.options, self.job_context.notify
+        if not (options.cache and options.store_gb) or options.device != "cpu" or target.info.is_encoder_decoder:
+            return None
+        (rows,), leads = data.stages, self.job_context.world.leads
+        assert isinstance(rows, PackedCorpus)
+        store = TeacherStore(options.cache, target, int(options.store_gb * 1e9), leads, notify)
+        self.job_context.held.enter_context(store)
+        tokens = sum(len(piece.tokens) for piece in rows.pieces(np.random.default_rng(0)))
+        tokens += sum(int((batch.documents >= 0).sum()) for batches in data.held_out.values() for batch in batches)
+        needed, there = tokens * store.token_bytes, store.bytes_held
+        over = (
+            ""
+            if needed <= options.store_gb * 1e9
+            else f"; what is beyond --store-gb {options.store_gb:g} is computed each time"
+        )
+        if leads:
+            notify(
+                f"The target's states of {tokens:,} tokens take {needed / 1e9:.1f} GB in {store.folder}, which holds "
+                f"{there / 1e9:.1f} GB now{over}."
+            )
+        return store
+
     @property
     def fact(self) -> str:
         """What a resumed run must have asked for too."""
@@ -209,6 +249,31 @@ class TrainingText:
         documents = own.documents(prompts, self.job_context.answered) if world.leads else []
         world.sum(torch.zeros((), device=target.device))  # the others wait here for the first one
         return documents if world.leads else own.documents(prompts, lambda answered: None)
+
+
+def draft_tokens(asked: int | None, vocabulary: int, data: Data) -> Tensor | None:
+    """The ids [k], ascending, that `asked` tokens of a draft vocabulary are; None for the whole vocabulary.
+
+    Those that weigh most in the text to learn from, prompts less than answers; of equals the lower ids. Raises
+    UserError for fewer than two.
+    """
+    count = asked if asked is not None else DRAFT_TOKENS if vocabulary >= LARGE_VOCABULARY else 0
+    if count == 1:
+        raise UserError("draft_vocabulary_too_small", "--draft-vocabulary 1 leaves nothing to choose; give 2 or more")
+    if not count or count >= vocabulary:
+        return None
+    (rows,), weight = data.stages, np.zeros(vocabulary)
+    assert isinstance(rows, PackedCorpus)
+    for piece in rows.pieces(np.random.default_rng(0)):
+        weight += np.bincount(piece.tokens, piece.weights, vocabulary)
+    return torch.from_numpy(np.sort(np.argsort(-weight, kind="stable")[:count]))
+
+
+def draft_text(ids: Tensor | None) -> str:
+    """A sentence for a card; empty for the whole vocabulary."""
+    return (
+        "" if ids is None else f" The loss is over a draft vocabulary: the {len(ids):,} most frequent tokens of that."
+    )
 
 
 def data_of(

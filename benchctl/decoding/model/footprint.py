@@ -1,0 +1,68 @@
+"""What a model takes in memory, by its configuration alone: nothing is read but that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchctl.decoding.model.kernels import Linear
+from benchctl.decoding.model.layers import Mlp
+from benchctl.decoding.model.target import Target
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a model on the device and on the host.
+
+    held        on the device once it is loaded: weights in all layouts that kernels read
+    device_peak, host_peak
+                the most at a time while it is loaded; on a CPU the host is the device
+    """
+
+    held: int
+    device_peak: int
+    host_peak: int
+
+
+def products(target: Target) -> Iterator[Linear]:
+    """The weight products of all layers."""
+    for block in target.blocks:
+        for part in (block.attention, block.mlp, block.cross):
+            yield from (value for value in vars(part or object).values() if isinstance(value, Linear))
+
+
+def footprint(target: Target, device: str, weights: str = "auto") -> Footprint:
+    """What Target.load of an outlined ``target`` with these ``weights`` takes, by formula.
+
+    transformers maps the file, of F bytes, and converts its weights to W bytes where the dtype is another one. They go
+    to the device layer by layer. On a CPU the weights of small models in float32, and those in float16, become other
+    forms, and are held next to the file until all are read.
+    """
+    embedding, head = target.embedding.nbytes, target.lm_head.weight.nbytes
+    in_layers = sum(product.weight.nbytes for product in products(target))
+    plain = target.parameters * target.dtype.itemsize
+    stored = target.config.dtype or torch.float32
+    converted = stored != target.dtype
+    file = target.parameters * stored.itemsize
+    read = file + plain * converted
+    joined = sum(block.attention.qkv.weight.nbytes for block in target.blocks)
+    joined += sum(block.mlp.gate_up.weight.nbytes for block in target.blocks if isinstance(block.mlp, Mlp))
+    if device != "cpu":
+        return Footprint(plain, plain + joined // target.layers, read)
+    if forms(target, device, weights) == 1:
+        held = plain if converted else plain + joined  # joined copies, next to the mapped file
+        return Footprint(held, max(read, held), max(read, held))
+    tied = head * bool(target.config.tie_word_embeddings)
+    held = (embedding + in_layers + head) // 2 if weights == "float16" else plain + in_layers + head + tied
+    peak = max(read, held + embedding + head - tied) if converted else file + held
+    return Footprint(held, peak, peak)
+
+
+def forms(target: Target, device: str, weights: str = "auto") -> float:
+    """Bytes that products hold of each weight of an outlined ``target``, as a multiple of those of its dtype."""
+    if weights == "float16":
+        return 0.5
+    packed = target.form == "fast" and target.dtype == torch.float32 and device == "cpu"
+    return 2 if packed and torch.backends.mkldnn.is_available() else 1  # type: ignore[no-untyped-call]

@@ -1,0 +1,144 @@
+"""What a run holds in memory, by formula, before any weights are read; and what to do where that is not there."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from benchctl import bundled
+from benchctl.decoding.experts.offload import OffloadsExperts, capacity_of, mixtures_of
+from benchctl.decoding.model.footprint import footprint, forms, products
+from benchctl.decoding.model.target import Target, outline
+from benchctl.decoding.model.tokenizer import load_tokenizer, talk
+from benchctl.decoding.modules.adapters import Adapters
+from benchctl.decoding.modules.trainable import Trainable
+from benchctl.errors import OUT_OF_MEMORY, UserError, is_out_of_memory
+from benchctl.measuring.check import CheckedRun, Choice
+from benchctl.measuring.machine import host
+
+# What torch and transformers allocate for themselves while a model is loaded and runs: 60 to 200 MB on x86.
+_LIBRARIES_BYTES = 80_000_000
+_LOGIT_ROWS, _LOGIT_BYTES = 64, 24  # rows of logits that a check holds at a time, and three copies in float64
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes needed on a device by what holds them, and those that are free there; None where nothing tells.
+
+    Of ``parts``, "loading" is freed when all models are loaded.
+    """
+
+    device: str
+    parts: Mapping[str, int]
+    free_bytes: int | None
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def is_met(self) -> bool:
+        return self.free_bytes is None or self.bytes <= self.free_bytes
+
+    def __str__(self) -> str:
+        free = "an unknown amount is" if self.free_bytes is None else f"{self.free_bytes / 1e9:.1f} GB are"
+        return f"about {self.bytes / 1e9:.1f} GB on the {self.device} by formula, and {free} free"
+
+
+def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
+    """What the run holds at most: on a CPU one need, with a GPU that of the GPU and that of the host.
+
+    Parts that every method has once count once; modules count for each label. What a method
+    holds otherwise is unknown.
+    """
+    settings, dtype, device = checked.settings, checked.dtype, checked.device
+    weights = settings.models.weights
+    names = [checked.models.target]
+    drafts = (choice.draft_model(checked.models.draft) for choice in checked.choices if not choice.unsupported)
+    names += list(dict.fromkeys(filter(None, drafts)))
+    outlines = [outline(load_tokenizer(bundled.resolve(name)).config, dtype) for name in names]
+    target, sizes = outlines[0], [footprint(each, device, weights) for each in outlines]
+    longest = max(prompt_tokens(checked))
+    texts = (longest + settings.answers.max_new_tokens) * settings.batch_size
+    cached = sum(2 * model.layers * model.info.kv_size * texts for model in outlines) * target.dtype.itemsize
+    info, logits = target.info, _LOGIT_ROWS * _LOGIT_BYTES * target.vocabulary
+    row = 4 * info.hidden_size + info.query_size + 2 * info.kv_size + 3 * info.mlp_size
+    held = {"target": sizes[0].held, "draft model": sum(size.held for size in sizes[1:])}
+    held["modules"] = sum(_modules_bytes(choice, target, forms(target, device, weights)) for choice in checked.choices)
+    held["experts"] = sum(_fast_tier_bytes(choice, target) for choice in checked.choices)
+    held |= {"cache": cached, "work": logits + longest * settings.batch_size * row * target.dtype.itemsize}
+    held = {name: size for name, size in held.items() if size}
+    free, present = host.free_memory_bytes("cpu"), host.resident_bytes()
+    free = None if free is None else free + present  # the sum, too, contains what this process has already
+    program = {"program": present + _LIBRARIES_BYTES}
+    before = [sum(size.held for size in sizes[:index]) for index in range(len(sizes))]
+    extra = max(done + size.device_peak for done, size in zip(before, sizes, strict=True)) - sum(held.values())
+    on_device = held | {"loading": max(0, extra)}
+    if device == "cpu":
+        return (Need(device, program | on_device, free),)
+    on_host = program | {"loading": max(size.host_peak for size in sizes)}
+    return Need(device, on_device, host.free_memory_bytes(device)), Need("cpu", on_host, free)
+
+
+def describe(needs: Sequence[Need]) -> str:
+    """What is needed, what is free, and what to change, for the end of a sentence."""
+    change = "use a smaller model, another --dtype, fewer labels at once, or fewer --max-new-tokens"
+    return f"{' and '.join(map(str, needs))}; {change}"
+
+
+@contextmanager
+def explained(what: str, needs: Sequence[Need]) -> Iterator[None]:
+    """Turns running out of memory into a UserError that says what the run needs. What it held by then is freed."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        raise UserError(OUT_OF_MEMORY, f"{what} ran out of memory. The run needs {describe(needs)}.") from None
+
+
+def prompt_tokens(checked: CheckedRun) -> list[int]:
+    """Tokens of each turn of each prompt with all before it; answers, which are unknown, have their full length."""
+    tokenizer, new_tokens = (
+        load_tokenizer(bundled.resolve(checked.models.target)),
+        checked.settings.answers.max_new_tokens,
+    )
+    return [
+        min(
+            len(tokenizer.encode_chat(talk(prompt.turns[: turn + 1], [""] * turn)))
+            + turn * new_tokens
+            + len(checked.filler.ids),
+            tokenizer.context_tokens,
+        )
+        for suite in checked.suites
+        for prompt in suite.prompts
+        for turn in range(len(prompt.turns))
+    ]
+
+
+def _modules_bytes(choice: Choice, target: Target, product_forms: float) -> int:
+    """Of a label's trained modules, and of the merged layers that adapters are decoded with."""
+    method = choice.method
+    if choice.unsupported or not isinstance(method, Trainable) or choice.modules is None:
+        return 0
+    try:
+        module = method.build(target.info, target.lm_head.weight)
+    except (NotImplementedError, RuntimeError):  # it reads numbers, and an outline has none
+        return 0
+    values: int = sum(tensor.numel() for tensor in module.state_dict().values())
+    if any(isinstance(part, Adapters) for part in module.modules()):
+        values += int(product_forms * sum(product.weight.numel() for product in products(target)))
+    return values * target.dtype.itemsize
+
+
+def _fast_tier_bytes(choice: Choice, target: Target) -> int:
+    """Of the slots that a label which offloads experts loads them into."""
+    if choice.unsupported or not isinstance(choice.method, OffloadsExperts):
+        return 0
+    mixtures = mixtures_of(target)
+    first = next(iter(mixtures.values()))
+    expert_bytes = (first.gate_up.nbytes + first.down.nbytes) // len(first.gate_up)
+    return capacity_of(mixtures, int(getattr(choice.method, "capacity", 0))) * expert_bytes

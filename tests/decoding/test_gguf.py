@@ -1,0 +1,151 @@
+"""GGUF files: weights, tokenizers and errors, on files made here from models of known weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ggufs import CONFIGS, SPLITS, TEXTS, bpe, tiny, write_gguf
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.tokenizer import load_tokenizer
+from benchctl.errors import UserError
+from benchctl.gguf import converted
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("family", list(CONFIGS))
+def test_logits_are_those_of_the_weights_that_the_file_stands_for(tmp_path: Path, family: str, kind: str) -> None:
+    tokenizer = bpe("gpt-2")
+    model = tiny(family, tokenizer.get_vocab_size())
+    stands_for = write_gguf(tmp_path / "tiny.gguf", model, family, tokenizer, "gpt-2", kind)
+    model.load_state_dict(stands_for, strict=False)
+
+    target = Target.load(converted(tmp_path / "tiny.gguf", tmp_path / "cache"))
+
+    ids = tokenizer.encode(TEXTS[0]).ids
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0, -1]
+    torch.testing.assert_close(target.next_logits(ids), expected, atol=2e-4, rtol=1e-4)
+    assert target.stop_ids == {2}
+
+
+@pytest.mark.parametrize("split", list(SPLITS))
+def test_text_is_split_as_by_the_original(tmp_path: Path, split: str) -> None:
+    original = bpe(split)
+    write_gguf(tmp_path / "a.gguf", tiny("llama", original.get_vocab_size()), "llama", original, split)
+    tokenizer = load_tokenizer(converted(tmp_path / "a.gguf", tmp_path / "cache"))
+    for text in TEXTS:
+        assert tokenizer.encode_text(text) == original.encode(text).ids
+        assert tokenizer.decode_text(tokenizer.encode_text(text)) == text
+    chat = tokenizer.encode_chat([{"role": "user", "content": "12"}])
+    assert chat == original.encode("<|im_start|>user\n12<|im_end|>\n").ids
+    assert chat[0] == 1
+
+
+def test_the_two_pre_tokenizers_differ_on_digits() -> None:
+    assert bpe("smollm").encode("1984").ids != bpe("gpt-2").encode("1984").ids
+
+
+def test_a_sentencepiece_vocabulary_keeps_every_space(tmp_path: Path, shared: Path) -> None:
+    folder = shared / "models" / "stories260K"
+    if not folder.is_dir():
+        pytest.skip("no stories260K here")
+    original = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    facts = json.loads(original.to_str())["model"]
+    tokens = sorted(facts["vocab"], key=facts["vocab"].__getitem__)
+    rank = {"".join(pair): -float(number) for number, pair in enumerate(facts["merges"], 1)}  # first merges score best
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    file = tmp_path / "stories.gguf"
+    write_gguf(file, model, "llama", original, "default", scores=[rank.get(t, 0.0) for t in tokens])
+    tokenizer = load_tokenizer(converted(file, tmp_path / "cache"))
+    for text in (TEXTS[0], TEXTS[2], "Once upon a time, there was\na dog."):
+        assert tokenizer.encode_text(text) == original.encode(text, add_special_tokens=False).ids
+    for text in TEXTS:  # that original makes one space of two, which Llama's does not
+        assert tokenizer.decode_text(tokenizer.encode_text(text)) == text
+
+
+def error_of(file: Path, folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        converted(file, folder)
+    return caught.value.id
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"architecture": "mamba"}, "unknown_family"),
+        ({"scaling": True}, "unsupported_rope"),
+        ({"vocabulary": "bert"}, "unknown_tokenizer"),
+        ({"scores": [0.0], "removes_spaces": True}, "unknown_tokenizer"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_before_weights_are(tmp_path: Path, changed: dict[str, Any], error: str) -> None:
+    tokenizer = bpe("gpt-2")
+    file = tmp_path / "a.gguf"
+    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2", **changed)
+    assert error_of(file, tmp_path / "cache") == error
+    assert not (tmp_path / "cache").exists()
+
+
+def test_files_that_are_cut_off_or_something_else_are_refused(tmp_path: Path) -> None:
+    tokenizer = bpe("gpt-2")
+    file = tmp_path / "a.gguf"
+    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    whole = file.read_bytes()
+    for number, size in enumerate((0, 3, 40, 2000, len(whole) // 2, len(whole) - 100)):
+        cut = tmp_path / f"cut-{number}.gguf"
+        cut.write_bytes(whole[:size])
+        assert error_of(cut, tmp_path / "cache") == "not_a_gguf_file"
+    text = tmp_path / "text.gguf"
+    text.write_text("not a model\n" * 1000)
+    assert error_of(text, tmp_path / "cache") == "not_a_gguf_file"
+
+
+def test_a_file_is_converted_once_and_altered_weights_are_noticed(tmp_path: Path) -> None:
+    tokenizer, notices = bpe("gpt-2"), list[str]()
+    file = tmp_path / "a.gguf"
+    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    folder = converted(file, tmp_path / "cache", notices.append)
+    assert len(notices) == 1
+    converted.cache_clear()
+    assert converted(file, tmp_path / "cache", notices.append) == folder
+    assert len(notices) == 1
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
+    copy = tmp_path / "b" / "a.gguf"  # another path, since a process checks a folder once
+    copy.parent.mkdir()
+    copy.write_bytes(file.read_bytes())
+    moved = tmp_path / "moved"
+    (tmp_path / "cache").rename(moved)
+    assert error_of(copy, moved) == "damaged_cache"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_cache_is_an_error(tmp_path: Path) -> None:
+    tokenizer = bpe("gpt-2")
+    write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    (tmp_path / "cache").mkdir(mode=0o555)
+    assert error_of(tmp_path / "a.gguf", tmp_path / "cache") == "cache_not_writable"
+
+
+def test_a_cache_that_cannot_be_a_folder_is_an_error(tmp_path: Path) -> None:
+    tokenizer = bpe("gpt-2")
+    write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    (tmp_path / "cache").write_text("a file")
+    assert error_of(tmp_path / "a.gguf", tmp_path / "cache") == "cache_not_writable"
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = bpe("gpt-2")
+    write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("benchctl.gguf.shutil.disk_usage", lambda folder: usage)
+    assert error_of(tmp_path / "a.gguf", tmp_path / "cache") == "disk_full"
+    assert list((tmp_path / "cache").iterdir()) == []

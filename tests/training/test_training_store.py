@@ -1,0 +1,254 @@
+"""The store of a target's states: what comes back is what the target made, whatever happened to the files."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures_training import BATCHES, COMMON, done, write_data
+from safetensors.torch import load_file
+from tiny import tiny_folder
+from torch import Tensor
+
+from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
+from benchctl.decoding.modules.trainable import WEIGHTS, Trainable
+from benchctl.errors import UserError
+from benchctl.registry import build
+from benchctl.training.data.packing import Batch, PackedCorpus, Piece, batch_of, constant
+from benchctl.training.modules.frozen import BatchMaker, FrozenTarget, find_target, load_target
+from benchctl.training.modules.store import StoredBatches, TeacherStore
+from benchctl.training.modules.training_text import draft_tokens
+from benchctl.training.trainer import Data
+
+CPU = torch.device("cpu")
+SIZES = ((5, 6), (9,))
+TOKENS = 12
+LARGE = 10**9
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> FrozenTarget:
+    folder = tmp_path_factory.mktemp("target")
+    tiny_folder(folder)
+    return load_target(find_target(str(folder)), CPU, "float32")
+
+
+def pieces(seed: int = 0) -> list[list[Piece]]:
+    random = np.random.default_rng(seed)
+    return [[Piece(random.integers(3, 96, size, np.uint16), constant(size, 100)) for size in sizes] for sizes in SIZES]
+
+
+def batch() -> Batch:
+    return batch_of(pieces(), TOKENS, pad_id=0)
+
+
+def same_elsewhere() -> Batch:
+    """The same documents in other rows, at other places."""
+    (first, second), (third,) = pieces()
+    return batch_of([[third], [second, first]], TOKENS, pad_id=0)
+
+
+@contextmanager
+def stored(target: FrozenTarget, folder: Path, limit: int = LARGE) -> Iterator[tuple[TeacherStore, StoredBatches]]:
+    with TeacherStore(folder, target, limit, writes=True) as store:
+        yield store, StoredBatches(target, store)
+
+
+def standing(maker: StoredBatches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the target may not run."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the target ran")
+
+    monkeypatch.setattr(maker, "_states", refuse)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "m2r2[gates=1]",
+        "medusa[heads=2]",
+        "medusa[heads=2,head=shared]",
+        "early_exit[head=trained,exits=1]",
+        "deed",
+        "skip_decode",
+    ],
+)
+def test_losses_and_yardsticks_from_the_store_are_those_of_the_target(
+    target: FrozenTarget, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = build(label)
+    assert isinstance(method, Trainable)
+    torch.manual_seed(0)
+    module = method.build(target.info, target.lm_head).eval()
+    with stored(target, tmp_path) as (store, maker):
+        maker(batch())
+        assert len(store) == 3
+        standing(maker, monkeypatch)
+        live, read = BatchMaker(target.model, CPU)(same_elsewhere()), maker(same_elsewhere())
+        real = live.documents >= 0
+        assert torch.equal(live.said.choices[real], read.said.choices[real])
+        torch.testing.assert_close(live.said.log_sums[real], read.said.log_sums[real], rtol=0, atol=1e-4)
+        for mine, theirs in zip(read.states, live.states, strict=True):
+            torch.testing.assert_close(mine[real], theirs[real], rtol=1e-3, atol=1e-3)
+        tokens = live.weights.sum()
+        torch.testing.assert_close(
+            method.loss(module, read) / tokens, method.loss(module, live) / tokens, rtol=0, atol=1e-3
+        )
+        expected = method.yardsticks(module, live)
+        for name, tally in method.yardsticks(module, read).items():
+            assert tally.share == pytest.approx(expected[name].share, abs=2e-3), name
+
+
+def test_what_a_kill_tore_off_is_cut_off_and_the_rest_is_kept(target: FrozenTarget, tmp_path: Path) -> None:
+    with stored(target, tmp_path) as (store, maker):
+        expected = maker(batch()).states[2]
+    states, index = store.folder / "states", store.folder / "index"
+    entry = index.stat().st_size // 3
+    states.write_bytes(states.read_bytes()[:-1])
+    with stored(target, tmp_path) as (store, _):
+        assert (len(store), index.stat().st_size) == (2, 2 * entry)
+        assert states.stat().st_size == store.bytes_held
+    index.write_bytes(index.read_bytes()[:-1])
+    with stored(target, tmp_path) as (store, maker):
+        assert len(store) == 1
+        torch.testing.assert_close(maker(batch()).states[2], expected, rtol=1e-3, atol=1e-3)
+        assert len(store) == 3
+        assert states.stat().st_size == store.bytes_held == 20 * store.token_bytes
+
+
+def test_a_block_that_has_changed_is_refused(target: FrozenTarget, tmp_path: Path) -> None:
+    with stored(target, tmp_path) as (store, maker):
+        maker(batch())
+    states = store.folder / "states"
+    data = bytearray(states.read_bytes())
+    data[100] ^= 1
+    states.write_bytes(data)
+    with stored(target, tmp_path) as (_, maker), pytest.raises(UserError) as refused:
+        maker(batch())
+    assert refused.value.id == "store_damaged"
+
+
+def test_what_has_no_room_is_computed_each_time(target: FrozenTarget, tmp_path: Path) -> None:
+    with stored(target, tmp_path, limit=0) as (store, maker):
+        live = BatchMaker(target.model, CPU)(batch())
+        real = live.documents >= 0
+        for _ in range(2):
+            read = maker(batch())
+            assert len(store) == 0 and torch.equal(read.said.choices[real], live.said.choices[real])
+            torch.testing.assert_close(read.states[-1][real], live.states[-1][real])
+
+
+def test_states_that_float16_cannot_hold_are_refused(
+    target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stored(target, tmp_path) as (_, maker):
+        states = maker._states
+        monkeypatch.setattr(maker, "_states", lambda batch: [1e6 * state for state in states(batch)])
+        with pytest.raises(UserError) as refused:
+            maker(batch())
+    assert refused.value.id == "states_too_large"
+
+
+def test_a_full_disk_loses_nothing(target: FrozenTarget, tmp_path: Path) -> None:
+    with stored(target, tmp_path) as (store, maker):
+        room, (soft, hard) = 12 * store.token_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            with pytest.raises(UserError) as refused:
+                maker(batch())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert refused.value.id == "file_not_writable"
+        assert len(store) == 2 and (store.folder / "states").stat().st_size == store.bytes_held
+        maker(batch())
+        assert len(store) == 3
+    with stored(target, tmp_path) as (store, _):
+        assert len(store) == 3
+
+
+def test_a_second_run_reads_what_is_there_and_writes_nothing(target: FrozenTarget, tmp_path: Path) -> None:
+    told: list[str] = []
+    with stored(target, tmp_path) as (_, maker):
+        maker(batch_of(pieces()[:1], TOKENS, pad_id=0))
+        with TeacherStore(tmp_path, target, LARGE, True, told.append) as second:
+            StoredBatches(target, second)(batch())
+            assert (len(second), len(told)) == (2, 1)
+
+
+def test_the_most_frequent_tokens_are_drafted(target: FrozenTarget) -> None:
+    """Answers weigh 100, prompts 30: 4 x 30 for token 7, 100 for 5 and 9; of equals the lower id."""
+    tokens = np.array([7, 7, 7, 7, 9, 5], np.uint16)
+    piece = Piece(tokens, np.array([30, 30, 30, 30, 100, 100], np.uint8))
+    data = Data([PackedCorpus(lambda random: [piece], 8, 0, 0)], {}, torch.zeros(0))
+
+    def ids(asked: int | None, vocabulary: int = 96) -> list[int] | None:
+        chosen: Tensor | None = draft_tokens(asked, vocabulary, data)
+        return None if chosen is None else chosen.tolist()
+
+    assert (ids(2), ids(3), ids(4)) == ([5, 7], [5, 7, 9], [0, 5, 7, 9])
+    assert (ids(0), ids(96), ids(None)) == (None, None, None)
+    assert len(ids(None, 40000) or ()) == 8192
+    with pytest.raises(UserError):
+        ids(1)
+
+
+def test_a_draft_model_learns_from_the_store_and_keeps_its_draft_vocabulary(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    tiny_folder(tmp_path / "target")
+    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--cache", tmp_path / "cache")
+    own = ("--self-distil", 6, "--answer-tokens", 6, "--draft-vocabulary", 60, "--steps", 2)
+    done("train", "draft", *words, "--out", tmp_path / "draft", *own, *BATCHES, *COMMON)
+    ids = read_draft_vocabulary(tmp_path / "draft")
+    assert ids is not None and len(ids) == 60
+    measured = json.loads((tmp_path / "draft" / "training.json").read_text())["outcome"]["held_out"]["instruct"]
+    assert 0 < measured["draft_vocabulary_covers"] <= 1
+    assert measured["agreement"] <= measured["draft_vocabulary_covers"]
+    (states,) = (tmp_path / "cache").glob("states-*/states")
+    assert states.stat().st_size > 0
+    began, learnt = (load_file(tmp_path / name / "model.safetensors") for name in ("target", "draft"))
+    embedding = "model.embed_tokens.weight"
+    assert torch.equal(learnt[embedding].float(), began[embedding].bfloat16().float())  # it stood still
+    norm = "model.norm.weight"
+    assert not torch.equal(learnt[norm].float(), began[norm].bfloat16().float())
+
+
+def test_modules_saved_in_float16_are_those_that_were_measured(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    tiny_folder(tmp_path / "target")
+    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--steps", 3, *BATCHES, *COMMON)
+    sizes = {}
+    for kind in ("float16", "float32"):
+        done("train", "medusa[head=shared]", *words, "--out", tmp_path / kind, "--save-as", kind)
+        sizes[kind] = (tmp_path / kind / WEIGHTS).stat().st_size
+    assert 2 * sizes["float16"] == pytest.approx(sizes["float32"], rel=0.05)
+    small, large = (load_file(tmp_path / kind / WEIGHTS) for kind in sizes)
+    assert all(torch.equal(small[name], weight.half()) for name, weight in large.items())
+
+
+def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path) -> None:
+    """Two methods share it: the second finds all that the first one wrote."""
+    write_data(tmp_path / "data")
+    tiny_folder(tmp_path / "target")
+    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--cache", tmp_path / "cache")
+    sizes: list[int] = []
+    for label in ("m2r2[gates=1]", "early_exit[head=trained,exits=1]"):
+        out = tmp_path / label[:4]
+        done("train", label, *words, "--out", out, "--draft-vocabulary", 60, "--steps", 4, *BATCHES, *COMMON)
+        ids = read_draft_vocabulary(out)
+        assert ids is not None and len(ids) == 60
+        facts = json.loads((out / "modules.json").read_text())
+        assert 0 < facts["yardsticks"]["draft_vocabulary_covers"] < 1
+        sizes += [path.stat().st_size for path in (tmp_path / "cache").glob("states-*/states")]
+    assert len(sizes) == 2 and sizes[0] == sizes[1] > 0
+    done(
+        "train", "m2r2[gates=1]", *words, "--out", tmp_path / "whole", "--store-gb", 0, "--steps", 1, *BATCHES, *COMMON
+    )
+    assert read_draft_vocabulary(tmp_path / "whole") is None
