@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -117,8 +116,10 @@ def resolve(name_or_path: str | Path) -> Path | str:
             return _checked(model.path / WEIGHTS, model.sha256, f"model '{name}'")
     if name and Path(name).is_dir():
         return Path(name)
-    if name.endswith(gguf.SUFFIX) and Path(name).is_file():
-        return gguf.converted(Path(name), cache_folder() / "gguf", _tell)
+    if name.endswith(gguf.SUFFIX):
+        if not Path(name).is_file():
+            raise UserError("unknown_model", f"{name}: no such file; name a GGUF file that is there.")
+        return gguf.converted(Path(name), cache_folder() / "gguf", _print_line)
     if isinstance(name_or_path, str) and _HUB_ID.fullmatch(name):
         return name
     embedded = ", ".join(model.name for model in models()) or "none in this installation"
@@ -139,7 +140,7 @@ def modules_for(target: str, method: str) -> Path | None:
     return None
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
@@ -164,9 +165,7 @@ def _checked(file: Path, sha256: str, name: str) -> Path:
     """The folder of an embedded file. Raises UserError where the file is missing or altered."""
     if not file.is_file():
         raise UserError("damaged_embedded_model", f"The embedded {name} lacks {file.name}; reinstall benchctl.")
-    with file.open("rb") as stream:
-        actual = hashlib.file_digest(stream, "sha256").hexdigest()
-    if actual != sha256:
+    if gguf.sha256_of(file) != sha256:
         raise UserError(
             "damaged_embedded_model", f"{file.name} of the embedded {name} is not the one shipped; reinstall benchctl."
         )

@@ -18,11 +18,12 @@ class UserError(Exception):
 
 
 OUT_OF_MEMORY = "out_of_memory"
-_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")  # of torch, the system and C++
+# Of torch, the system, C++, CUDA and its products.
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error`` says that memory of the machine or of a GPU could not be had.
+    """Whether ``error`` means that memory of the machine or of a GPU was short.
 
     Python raises MemoryError, torch a RuntimeError on a CPU and torch.OutOfMemoryError on a GPU.
     """
@@ -34,4 +35,4 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class InvalidData(UserError):
-    """A file that is not what it should be, or says what cannot be true; the message names the file, and the line."""
+    """A file that is not what it should be, or has impossible content; the message names the file, and the line."""

@@ -16,6 +16,7 @@ from benchctl.errors import UserError
 
 # What a model of the hub is made of; no code of it is downloaded or run.
 _OF_A_MODEL = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+_TWICE = ("*/*", "consolidated*")  # the same weights in another layout
 
 
 def fetch_package(model: PackModel, notify: gguf.Notify) -> Path:
@@ -77,6 +78,7 @@ def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
     """
     import transformers
     from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
     if not hub_reachable():
         raise UserError(
@@ -85,7 +87,14 @@ def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
             "folder here and name it with --model",
         )
     check_family(from_pretrained(transformers.AutoConfig, hub_id))
-    files = HfApi().model_info(hub_id, files_metadata=True).siblings or []
-    size = sum(file.size or 0 for file in files if any(Path(file.rfilename).match(kind) for kind in _OF_A_MODEL))
-    notify(f"{hub_id}: {size / 1e6:,.0f} MB to download into the cache of the model hub")
-    return Path(snapshot_download(hub_id, allow_patterns=list(_OF_A_MODEL)))
+    try:
+        files = HfApi().model_info(hub_id, files_metadata=True).siblings or []
+        wanted = [file for file in files if "/" not in file.rfilename and not file.rfilename.startswith("consolidated")]
+        size = sum(file.size or 0 for file in wanted if any(Path(file.rfilename).match(kind) for kind in _OF_A_MODEL))
+        notify(f"{hub_id}: {size / 1e6:,.0f} MB to download into the cache of the model hub")
+        return Path(snapshot_download(hub_id, allow_patterns=list(_OF_A_MODEL), ignore_patterns=list(_TWICE)))
+    except (HfHubHTTPError, OSError) as error:
+        raise UserError(
+            "not_downloaded",
+            f"{hub_id} cannot be downloaded ({error}); repeat the command, which keeps what has arrived",
+        ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import re
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,11 +24,9 @@ _VERSION = 1  # of what is written; another one is converted again
 _DONE = "conversion.json"
 _SHARD_BYTES = 4 << 30  # held in memory at a time
 # Families whose tensors are named alike. In files of "llama" the rows of queries and keys are interleaved.
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_PARTS = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
+_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -41,16 +39,16 @@ _PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _SENTENCEPIECE = "llama"
-_DIGITS_APART = "smollm"  # the pre-tokenizer that transformers does not know: each digit is a token
+_DIGITS_APART = "smollm"  # each digit is a token; transformers has no entry for it
+_TOKENS_FIRST = "llama-bpe"  # a piece that is a token as a whole is not merged
+# Pre-tokenizers by family. transformers' Qwen2 tokenizer has its own and takes no other.
+_SPLITS = {family: ("gpt-2", _DIGITS_APART, _TOKENS_FIRST, "qwen2") for family in ("llama", "qwen3")} | {
+    "qwen2": ("qwen2",)
+}
+_CHANGES_ARITHMETIC = ("attention.sliding_window", "attention.scale", "logit_scale", "expert_count")
 
 Notify = Callable[[str], None]
-
-
-def is_gguf(name: str | Path) -> bool:
-    """Whether this names a GGUF file that is there."""
-    return str(name).endswith(SUFFIX) and Path(name).is_file()
 
 
 @cache
@@ -70,34 +68,44 @@ def is_converted(folder: Path) -> bool:
 
 
 def convert(file: Path, out: Path, notify: Notify = lambda line: None) -> None:
-    """Writes the model of a GGUF file into the new folder `out`: configuration, weights, tokenizer, chat template.
+    """Writes the model of a GGUF file into the folder `out`: configuration, weights, tokenizer, chat template.
 
-    Raises UserError for a file that is no GGUF file, is cut off, or is of an architecture, a tokenizer or a type of
-    weights that cannot be read, before any weight is read; and where `out` cannot be written or has too little room.
+    Raises UserError for a file that is no GGUF file, is cut off or incomplete, or is of an architecture, a tokenizer or
+    a type of weights that cannot be read, before any weight is read; and where `out` cannot be written or has too
+    little room.
     """
     reader = _read(file)
-    config = _config(file, reader)
-    names = dict(_names(file, reader))
-    _check_tokenizer(file, reader)
+    try:
+        config = _config(file, reader)
+        names = _names(file, reader, config)
+        _check_tokenizer(file, reader, config["model_type"])
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise _not_gguf(file, error) from error
     size = sum(map(_bytes, reader.tensors))
     notify(f"{file.name}: converting to {size / 1e6:,.0f} MB in {out}")
     with room_for(out, size) as partial:
-        weights = _save_weights(reader, names, config, partial)
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         _save_tokenizer(file, reader, partial)
-        done = {"gguf_sha256": sha256_of(file), "weights_sha256": weights}
+        _save_weights(reader, names, config, partial)
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        hashes = {each.name: sha256_of(each) for each in sorted(partial.iterdir())}
+        done = {"gguf_sha256": sha256_of(file), "files_sha256": hashes}
         (partial / _DONE).write_text(json.dumps(done, indent=2) + "\n", encoding="utf-8")
-        partial.rename(out)
+        if not is_converted(out):  # another process may have been faster
+            shutil.rmtree(out, ignore_errors=True)
+            partial.rename(out)
 
 
 @cache
 def intact(folder: Path) -> Path:
-    """The folder of a converted model. Raises UserError where its weights are not those that were written."""
-    expected = json.loads((folder / _DONE).read_text(encoding="utf-8"))["weights_sha256"]
-    for name, sha256 in expected.items():
+    """The folder of a converted model. Raises UserError where its files are not those that were written."""
+    for name, sha256 in json.loads((folder / _DONE).read_text(encoding="utf-8"))["files_sha256"].items():
         file = folder / name
         if not file.is_file() or sha256_of(file) != sha256:
-            raise UserError("damaged_cache", f"{file}: missing or altered; delete {folder}, and it is made again")
+            raise UserError(
+                "damaged_cache",
+                f"{file}: missing or altered. Delete the folder {folder} and repeat the command; for a fetched model "
+                "repeat benchctl fetch first",
+            )
     return folder
 
 
@@ -111,12 +119,11 @@ def sha256_of(file: Path) -> str:
 def room_for(out: Path, size: int) -> Iterator[Path]:
     """A folder next to `out` for so many bytes, which may be renamed to it; otherwise it is removed.
 
-    Raises UserError where so much is not free, and for any error of writing.
+    Raises UserError where so much is not free, and where the system refuses to write.
     """
-    partial = out.with_name(f".partial-{out.name}")
+    partial = out.with_name(f".partial-{os.getpid()}-{out.name}")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(partial).free
         if free < size * 1.02:
             raise UserError(
@@ -126,9 +133,11 @@ def room_for(out: Path, size: int) -> Iterator[Path]:
             )
         yield partial
     except OSError as error:
+        if error.errno is None:  # not of the system
+            raise
         raise UserError(
             "cache_not_writable",
-            f"{out.parent}: cannot be written ({error.strerror or error}); set BENCHCTL_CACHE to a folder that can",
+            f"{out.parent}: cannot be written ({error.strerror}); set BENCHCTL_CACHE to a folder that can",
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -147,10 +156,15 @@ def _read(file: Path) -> Any:
 
     try:
         return GGUFReader(file)
-    except (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            "not_a_gguf_file", f"{file}: is no GGUF file, or is cut off; get it again ({error or type(error).__name__})"
-        ) from error
+    except (ArithmeticError, LookupError, TypeError, ValueError, OSError) as error:
+        raise _not_gguf(file, error) from error
+
+
+def _not_gguf(file: Path, error: Exception) -> UserError:
+    reason = f"{type(error).__name__}: {error}"
+    return UserError(
+        "not_a_gguf_file", f"{file}: is no GGUF file, or is cut off or incomplete; get it again ({reason})"
+    )
 
 
 def _value(reader: Any, key: str, default: Any = None) -> Any:
@@ -159,43 +173,52 @@ def _value(reader: Any, key: str, default: Any = None) -> Any:
 
 
 def _config(file: Path, reader: Any) -> dict[str, Any]:
-    """config.json as transformers reads it. Raises UserError for what benchctl does not compute."""
+    """config.json as transformers reads it. Raises UserError for what benchctl does not compute, KeyError and the like
+    for what is missing or impossible."""
     family = _value(reader, "general.architecture", "unknown")
-    if family not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if family not in _CLASSES:
+        known = ", ".join(_CLASSES)
         raise UserError("unknown_family", f"{file}: architecture '{family}' cannot be read from GGUF; known: {known}")
+    for name in _CHANGES_ARITHMETIC:
+        if _value(reader, f"{family}.{name}"):
+            raise UserError(
+                "unknown_family", f"{file}: {family}.{name} cannot be read from GGUF; use the model's folder"
+            )
+
+    def size(key: str, default: int | None = None) -> int:
+        value = (
+            reader.fields[f"{family}.{key}"].contents()
+            if default is None
+            else _value(reader, f"{family}.{key}", default)
+        )
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{family}.{key} is {value!r}")
+        return int(value)
+
+    heads, width = size("attention.head_count"), size("embedding_length")
+    head_dim = size("attention.key_length", width // heads)
     scaled = [key for key in reader.fields if key.startswith(f"{family}.rope.scaling.")]
-    if any(_value(reader, key) not in ("none", 1.0) for key in scaled) or _tensor(reader, "rope_freqs.weight"):
+    if (
+        any(_value(reader, key) not in ("none", 1.0) for key in scaled)
+        or _tensor(reader, "rope_freqs.weight")
+        or size("rope.dimension_count", head_dim) != head_dim
+    ):
         raise UserError(
-            "unsupported_rope", f"{file}: scaled rotary positions cannot be read from GGUF; use the model's own folder"
+            "unsupported_rope",
+            f"{file}: scaled or partial rotary positions cannot be read from GGUF; use the model's own folder",
         )
-    if _value(reader, f"{family}.expert_count"):
-        raise UserError(
-            "unknown_family", f"{file}: mixtures of experts cannot be read from GGUF; use the model's folder"
-        )
-
-    def needed(key: str) -> Any:
-        value = _value(reader, f"{family}.{key}")
-        if value is None:
-            raise UserError("not_a_gguf_file", f"{file}: lacks {family}.{key}; get another file of this model")
-        return value
-
-    heads, width = int(needed("attention.head_count")), int(needed("embedding_length"))
-    tokens = len(reader.fields["tokenizer.ggml.tokens"].data) if "tokenizer.ggml.tokens" in reader.fields else 0
     config = {
-        "architectures": [
-            {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[family]
-        ],
+        "architectures": [_CLASSES[family]],
         "model_type": family,
-        "vocab_size": int(_value(reader, f"{family}.vocab_size", tokens)),
+        "vocab_size": size("vocab_size", len(reader.fields["tokenizer.ggml.tokens"].data)),
         "hidden_size": width,
-        "intermediate_size": int(needed("feed_forward_length")),
-        "num_hidden_layers": int(needed("block_count")),
+        "intermediate_size": size("feed_forward_length"),
+        "num_hidden_layers": size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(_value(reader, f"{family}.attention.head_count_kv", heads)),
-        "head_dim": int(_value(reader, f"{family}.attention.key_length", width // heads)),
-        "max_position_embeddings": int(needed("context_length")),
-        "rms_norm_eps": float(needed("attention.layer_norm_rms_epsilon")),
+        "num_key_value_heads": size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": size("context_length"),
+        "rms_norm_eps": float(reader.fields[f"{family}.attention.layer_norm_rms_epsilon"].contents()),
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": float(_value(reader, f"{family}.rope.freq_base", 10000.0)),
@@ -224,30 +247,67 @@ def _bytes(tensor: Any) -> int:
     return int(tensor.n_elements) * (2 if _is_half(tensor) else 4)
 
 
-def _names(file: Path, reader: Any) -> Iterator[tuple[str, str]]:
-    """transformers' name of each tensor. Raises UserError for one that the family does not have, or of unknown type."""
+def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors that a file of this configuration has, by GGUF's name, and their shapes as transformers has them."""
+    width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    family = config["model_type"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (config["vocab_size"], width),
+        "output_norm.weight": (width,),
+    }
+    if not config["tie_word_embeddings"]:
+        shapes["output.weight"] = shapes["token_embd.weight"]
+    layer: dict[str, tuple[int, ...]] = {
+        **{"attn_norm.weight": (width,), "ffn_norm.weight": (width,), "attn_output.weight": (width, queries)},
+        **{"attn_q.weight": (queries, width), "attn_k.weight": (keys, width), "attn_v.weight": (keys, width)},
+        **{"ffn_gate.weight": (inner, width), "ffn_up.weight": (inner, width), "ffn_down.weight": (width, inner)},
+    }
+    if family == "qwen2" or config.get("attention_bias"):
+        layer |= {"attn_q.bias": (queries,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
+    if config.get("attention_bias"):
+        layer["attn_output.bias"] = (width,)
+    if family == "qwen3":
+        layer |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
+    for number in range(config["num_hidden_layers"]):
+        shapes |= {f"blk.{number}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _names(file: Path, reader: Any, config: dict[str, Any]) -> dict[str, str]:
+    """transformers' name of each tensor by GGUF's. Raises UserError unless the file has those of its configuration."""
     from gguf import dequantize
 
-    readable: set[str] = set()
-    for tensor in reader.tensors:
-        found = _TENSOR.fullmatch(tensor.name)
-        if found is None or found[2] not in _PARTS:
-            raise UserError("weights_do_not_fit", f"{file}: has a tensor '{tensor.name}', which this family has not")
-        kind = tensor.tensor_type.name
-        if kind not in readable:
-            try:
-                dequantize(tensor.data[:1], tensor.tensor_type)
-            except (NotImplementedError, ValueError) as error:
-                raise UserError(
-                    "quantised_checkpoint", f"{file}: weights of type {kind} cannot be read; get a file of another type"
-                ) from error
-            readable.add(kind)
-        layer = "" if found[1] is None else f"model.layers.{found[1]}."
-        yield tensor.name, f"{layer}{_PARTS[found[2]]}.{found[3]}"
+    expected = _shapes(config)
+    found = {tensor.name: tuple(map(int, tensor.shape[::-1])) for tensor in reader.tensors}
+    if wrong := sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name)):
+        raise UserError(
+            "weights_do_not_fit",
+            f"{file}: {len(wrong)} tensors are missing, unexpected or of another shape, such as {wrong[0]}; get "
+            "another file of this model",
+        )
+    for tensor in {tensor.tensor_type: tensor for tensor in reader.tensors}.values():
+        try:
+            dequantize(tensor.data[:1], tensor.tensor_type)
+        except (NotImplementedError, ValueError) as error:
+            kind = tensor.tensor_type.name
+            raise UserError(
+                "quantised_checkpoint", f"{file}: weights of type {kind} cannot be read; get a file of another type"
+            ) from error
+    return {name: _theirs(name) for name in expected}
 
 
-def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Writes the weights in shards, one in memory at a time; the sha256 of each by its name."""
+def _theirs(name: str) -> str:
+    """
+    >>> _theirs("blk.3.attn_q.weight")
+    'model.layers.3.self_attn.q_proj.weight'
+    """
+    *layer, part, kind = name.split(".")
+    return f"model.layers.{layer[1]}.{_IN_LAYER[part]}.{kind}" if layer else f"{_OUTSIDE[part]}.{kind}"
+
+
+def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], folder: Path) -> None:
+    """Writes the weights in shards, one in memory at a time."""
     from gguf import dequantize
     from safetensors.numpy import save_file
 
@@ -260,7 +320,7 @@ def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], fo
             size = 0
         shards[-1].append(tensor)
         size += grown
-    hashes: dict[str, str] = {}
+    interleaved = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
@@ -268,18 +328,15 @@ def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], fo
         for tensor in shard:
             kind = "float16" if _is_half(tensor) else "float32"
             values = dequantize(tensor.data, tensor.tensor_type).astype(kind, copy=False)
-            if config["model_type"] == "llama" and ".attn_q." in tensor.name:
-                values = _in_halves(values, config["num_attention_heads"])
-            if config["model_type"] == "llama" and ".attn_k." in tensor.name:
-                values = _in_halves(values, config["num_key_value_heads"])
+            heads = interleaved.get(tensor.name.split(".")[-2])
+            if config["model_type"] == "llama" and heads is not None:
+                values = _in_halves(values, heads)
             weights[names[tensor.name]] = values.copy(order="C")
             places[names[tensor.name]] = name
         save_file(weights, folder / name, metadata={"format": "pt"})
-        hashes[name] = sha256_of(folder / name)
     if len(shards) > 1:
         index = {"metadata": {}, "weight_map": places}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index) + "\n", encoding="utf-8")
-    return hashes
 
 
 def _in_halves(values: Any, heads: int) -> Any:
@@ -291,17 +348,19 @@ def _in_halves(values: Any, heads: int) -> Any:
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _check_tokenizer(file: Path, reader: Any) -> None:
-    """Raises UserError for a tokenizer that would split text otherwise than the original."""
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
+def _check_tokenizer(file: Path, reader: Any, family: str) -> None:
+    """Raises UserError for a tokenizer that is not known to split text as the original does."""
     kind, split = _value(reader, "tokenizer.ggml.model"), _value(reader, "tokenizer.ggml.pre")
-    byte_level = kind == "gpt2" and split in (*GGUF_PRE_TOKENIZER_SPLITS, _DIGITS_APART, "gpt-2")
     keeps_spaces = not _value(reader, "tokenizer.ggml.remove_extra_whitespaces")
-    if not (byte_level or (kind == _SENTENCEPIECE and keeps_spaces)):
+    needed = "tokenizer.ggml.scores" if kind == _SENTENCEPIECE else "tokenizer.ggml.merges"
+    known = (
+        keeps_spaces and family != "qwen2" if kind == _SENTENCEPIECE else kind == "gpt2" and split in _SPLITS[family]
+    )
+    if not known:
         raise UserError(
             "unknown_tokenizer", f"{file}: tokenizer '{kind}' with pre-tokenizer '{split}' cannot be read from GGUF"
         )
+    reader.fields[needed]
 
 
 def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
@@ -309,12 +368,17 @@ def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+    alone = folder / f"source{SUFFIX}"  # a tokenizer.json next to the file would be read instead
+    alone.symlink_to(file.resolve())
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), gguf_file=alone.name)
+    alone.unlink()
     if _value(reader, "tokenizer.ggml.pre") == _DIGITS_APART:
         digits = pre_tokenizers.Digits(individual_digits=True)
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
         )
+    if _value(reader, "tokenizer.ggml.pre") == _TOKENS_FIRST:
+        tokenizer.backend_tokenizer.model.ignore_merges = True
     if _value(reader, "tokenizer.ggml.model") == _SENTENCEPIECE:
         _split_as_sentencepiece(
             tokenizer.backend_tokenizer, bool(_value(reader, "tokenizer.ggml.add_space_prefix", True))
@@ -326,7 +390,7 @@ def _save_tokenizer(file: Path, reader: Any, folder: Path) -> None:
 
 
 def _split_as_sentencepiece(tokenizer: Any, space_first: bool) -> None:
-    """Sets how a sentencepiece vocabulary reads text: every space counts, and a first one is added if it says so.
+    """Sets how a sentencepiece vocabulary reads text: every space counts, and a first one is added if asked.
 
     transformers' own reader gives other ids for two spaces.
     """

@@ -1,4 +1,4 @@
-"""`benchctl demo`: every method measured, compared, drawn and reported in less than a minute, by the usual verbs."""
+"""`benchctl demo`: every method measured, compared, drawn and reported by the usual verbs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OF_REAL = f"{REAL} has 135 million parameters and 4-bit weights: these speed-up
 def demo(context: click.Context, out: Path | None) -> None:
     """Measure every method on embedded prompts; show table, plot and report. No network, no GPU.
 
-    The target is smollm2 where `benchctl fetch smollm2` has got it, otherwise an embedded model. It takes one to three
+    The target is smollm2 if `benchctl fetch smollm2` was run before, otherwise an embedded model. It takes one to three
     minutes on two cores. It uses `run`, `compare`, `plot` and `report`. Ctrl-C keeps what is measured.
 
     \b
@@ -61,14 +61,19 @@ def demo(context: click.Context, out: Path | None) -> None:
         )
     real = any(model.name == REAL and is_fetched(model) for model in models())
     targets, prompts = ((REAL, EMBEDDED[1]), REAL_PROMPTS) if real else (EMBEDDED, PROMPTS)
-    dense, experts = demo_labels(targets)
+    every, experts = demo_labels(EMBEDDED)
+    dense = demo_labels(targets)[0]
     files = (folder / "methods.jsonl", folder / "experts.jsonl")
     try:
         click.echo(
-            f"Measuring every method on {prompts} prompts from each of two suites, on {targets[0]}. Ctrl-C stops and "
-            "keeps the results.",
+            f"Measuring {'every method' if dense == every else 'methods'} with {targets[0]} on {prompts} prompts from "
+            "each of two suites. Ctrl-C stops and keeps the results.",
             err=True,
         )
+        if left_out := [label for label in every if label not in dense]:
+            click.echo(
+                f"Left out, since {targets[0]} has no trained modules for them: {', '.join(left_out)}.", err=True
+            )
         _verb(context, "run", *_arguments(dense, SUITES, prompts, files[0], "--model", targets[0]))
         click.echo(_ABOUT_EXPERTS, err=True)
         _verb(context, "run", *_arguments(experts, SUITES[:1], EXPERT_PROMPTS, files[1], "--model", targets[1]))

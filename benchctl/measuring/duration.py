@@ -45,7 +45,8 @@ def duration(checked: CheckedRun) -> Duration:
     plan = Plan(prompts, labels, repeat.repeats, settings.batch_size, repeat.modes)
     jobs = sum(map(len, plan.by_batch())) + repeat.warm_up * len(plan.warm_up(1))
     generations = len(plan) + repeat.warm_up * sum(map(len, plan.warm_up(1)))
-    new_tokens, turns = settings.answers.max_new_tokens, prompt_tokens(checked)
+    turns = prompt_tokens(checked)
+    new_tokens = min(settings.answers.max_new_tokens, target.context_tokens - min(turns))
     form: Form = "float16" if settings.models.weights == "float16" else target.form
     step_s, row_s = calibrate(target, form, checked.device, Clock(checked.device))
     seconds = jobs * new_tokens * step_s + generations * sum(turns) / len(turns) * row_s

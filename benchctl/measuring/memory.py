@@ -25,7 +25,7 @@ _LOGIT_ROWS, _LOGIT_BYTES = 64, 24  # rows of logits that a check holds at a tim
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes needed on a device by what holds them, and those that are free there; None where nothing tells.
+    """Bytes needed on a device by what holds them, and those that are free there; None where that is unknown.
 
     Of ``parts``, "loading" is freed when all models are loaded.
     """
@@ -61,7 +61,8 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     outlines = [outline(load_tokenizer(bundled.resolve(name)).config, dtype) for name in names]
     target, sizes = outlines[0], [footprint(each, device, weights) for each in outlines]
     longest = max(prompt_tokens(checked))
-    texts = (longest + settings.answers.max_new_tokens) * settings.batch_size
+    text = min(longest + settings.answers.max_new_tokens, target.context_tokens)
+    texts = text * settings.batch_size
     cached = sum(2 * model.layers * model.info.kv_size * texts for model in outlines) * target.dtype.itemsize
     info, logits = target.info, _LOGIT_ROWS * _LOGIT_BYTES * target.vocabulary
     row = 4 * info.hidden_size + info.query_size + 2 * info.kv_size + 3 * info.mlp_size
@@ -90,7 +91,7 @@ def describe(needs: Sequence[Need]) -> str:
 
 @contextmanager
 def explained(what: str, needs: Sequence[Need]) -> Iterator[None]:
-    """Turns running out of memory into a UserError that says what the run needs. What it held by then is freed."""
+    """Turns running out of memory into a UserError with what the run needs. What it held by then is freed."""
     try:
         yield
     except Exception as error:

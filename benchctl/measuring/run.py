@@ -153,7 +153,7 @@ def _fitting(
             raise
         notify(str(error))
     free_memory()
-    # What was prepared in part is dropped. The header says nothing of sizes, so that --resume finds the same header.
+    # What was prepared in part is dropped. The header contains no sizes, so that --resume finds the same header.
     return replace(choice, method=build(choice.label), unsupported=_NO_ROOM)
 
 
@@ -280,9 +280,9 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
 
 
 def model_info(name: str, target: Target) -> ModelInfo:
-    """A loaded model's facts and hashes. Of a folder only its name is recorded, not its path."""
+    """A loaded model's facts and hashes. Of a folder or file only its name is recorded, not its path."""
     return ModelInfo(
-        name=Path(name).resolve().name if Path(name).is_dir() else name,
+        name=Path(name).resolve().name if Path(name).exists() else name,
         **{name: value for name, value in asdict(target.info).items() if name in ModelInfo.__dataclass_fields__},
         parameters=target.parameters,
         weights_sha256=target.weights_sha256,

@@ -22,9 +22,10 @@ from benchctl.gguf import converted
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(tmp_path: Path, family: str, kind: str) -> None:
-    tokenizer = bpe("gpt-2")
+    split = "qwen2" if family == "qwen2" else "gpt-2"
+    tokenizer = bpe(split)
     model = tiny(family, tokenizer.get_vocab_size())
-    stands_for = write_gguf(tmp_path / "tiny.gguf", model, family, tokenizer, "gpt-2", kind)
+    stands_for = write_gguf(tmp_path / "tiny.gguf", model, family, tokenizer, split, kind)
     model.load_state_dict(stands_for, strict=False)
 
     target = Target.load(converted(tmp_path / "tiny.gguf", tmp_path / "cache"))
@@ -36,10 +37,14 @@ def test_logits_are_those_of_the_weights_that_the_file_stands_for(tmp_path: Path
     assert target.stop_ids == {2}
 
 
-@pytest.mark.parametrize("split", list(SPLITS))
-def test_text_is_split_as_by_the_original(tmp_path: Path, split: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "split"), [*(("llama", split) for split in SPLITS), ("qwen2", "qwen2"), ("qwen3", "qwen2")]
+)
+def test_text_is_split_as_by_the_original(tmp_path: Path, family: str, split: str) -> None:
+    """Also where another tokenizer lies next to the file."""
     original = bpe(split)
-    write_gguf(tmp_path / "a.gguf", tiny("llama", original.get_vocab_size()), "llama", original, split)
+    write_gguf(tmp_path / "a.gguf", tiny(family, original.get_vocab_size()), family, original, split)
+    bpe("gpt-2" if split == "smollm" else "smollm").save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(converted(tmp_path / "a.gguf", tmp_path / "cache"))
     for text in TEXTS:
         assert tokenizer.encode_text(text) == original.encode(text).ids
@@ -49,8 +54,18 @@ def test_text_is_split_as_by_the_original(tmp_path: Path, split: str) -> None:
     assert chat[0] == 1
 
 
-def test_the_two_pre_tokenizers_differ_on_digits() -> None:
-    assert bpe("smollm").encode("1984").ids != bpe("gpt-2").encode("1984").ids
+def test_the_pre_tokenizers_differ() -> None:
+    assert len({tuple(bpe(split).encode(" ".join(TEXTS)).ids) for split in SPLITS}) == len(SPLITS)
+
+
+def test_a_piece_that_is_a_token_is_not_merged(tmp_path: Path) -> None:
+    """As Llama 3 reads: no merge leads to the token, so only its own entry gives it."""
+    facts = json.loads(bpe("llama-bpe").to_str())
+    facts["model"]["vocab"]["zqz"] = len(facts["model"]["vocab"])
+    original = Tokenizer.from_str(json.dumps(facts))
+    write_gguf(tmp_path / "a.gguf", tiny("llama", original.get_vocab_size()), "llama", original, "llama-bpe")
+    tokenizer = load_tokenizer(converted(tmp_path / "a.gguf", tmp_path / "cache"))
+    assert tokenizer.encode_text("zqz") == original.encode("zqz").ids == [original.token_to_id("zqz")]
 
 
 def test_a_sentencepiece_vocabulary_keeps_every_space(tmp_path: Path, shared: Path) -> None:
@@ -82,6 +97,15 @@ def error_of(file: Path, folder: Path) -> str:
     [
         ({"architecture": "mamba"}, "unknown_family"),
         ({"scaling": True}, "unsupported_rope"),
+        ({"keys": {"rope.dimension_count": 8}}, "unsupported_rope"),
+        ({"keys": {"attention.sliding_window": 4}}, "unknown_family"),
+        ({"keys": {"attention.scale": 0.5}}, "unknown_family"),
+        ({"without": "model.layers.1.self_attn.q_proj.weight"}, "weights_do_not_fit"),
+        ({"without": "model.norm.weight"}, "weights_do_not_fit"),
+        ({"layers": 1}, "weights_do_not_fit"),
+        ({"layers": 3}, "weights_do_not_fit"),
+        ({"heads": 3}, "weights_do_not_fit"),
+        ({"heads": 0}, "not_a_gguf_file"),
         ({"vocabulary": "bert"}, "unknown_tokenizer"),
         ({"scores": [0.0], "removes_spaces": True}, "unknown_tokenizer"),
     ],
@@ -108,7 +132,7 @@ def test_files_that_are_cut_off_or_something_else_are_refused(tmp_path: Path) ->
     assert error_of(text, tmp_path / "cache") == "not_a_gguf_file"
 
 
-def test_a_file_is_converted_once_and_altered_weights_are_noticed(tmp_path: Path) -> None:
+def test_a_file_is_converted_once_and_altered_files_are_noticed(tmp_path: Path) -> None:
     tokenizer, notices = bpe("gpt-2"), list[str]()
     file = tmp_path / "a.gguf"
     write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
@@ -117,8 +141,8 @@ def test_a_file_is_converted_once_and_altered_weights_are_noticed(tmp_path: Path
     converted.cache_clear()
     assert converted(file, tmp_path / "cache", notices.append) == folder
     assert len(notices) == 1
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
     copy = tmp_path / "b" / "a.gguf"  # another path, since a process checks a folder once
     copy.parent.mkdir()
     copy.write_bytes(file.read_bytes())

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 TEXTS = (
@@ -21,7 +21,15 @@ TEXTS = (
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 ARCHS = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 SPLITS: dict[str, list[Any]] = {
+    "llama-bpe": [pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"), _BYTES],
+    "qwen2": [pre_tokenizers.Split(Regex(_QWEN_2), "isolated"), _BYTES],
     "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
     "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
 }
@@ -29,7 +37,7 @@ SPLITS: dict[str, list[Any]] = {
 
 def bpe(split: str) -> Tokenizer:
     """A byte-level tokenizer trained on TEXTS, with this pre-tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE(ignore_merges=split == "llama-bpe"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(SPLITS[split])
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -72,15 +80,17 @@ def write_gguf(
     """
     config = model.config
     writer = gguf.GGUFWriter(file, changed.get("architecture", family))
-    writer.add_block_count(config.num_hidden_layers)
+    writer.add_block_count(changed.get("layers", config.num_hidden_layers))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count(changed.get("heads", config.num_attention_heads))
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for name, value in changed.get("keys", {}).items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{family}.{name}", value)
     if "removes_spaces" in changed:
         writer.add_remove_extra_whitespaces(True)
     if "scaling" in changed:
@@ -100,7 +110,7 @@ def write_gguf(
     writer.add_chat_template(TEMPLATE)
     names, stands_for = gguf.get_tensor_name_map(ARCHS[family], config.num_hidden_layers), {}
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if (name == "lm_head.weight" and config.tie_word_embeddings) or name == changed.get("without"):
             continue
         values = tensor.numpy()
         as_kind = gguf.GGMLQuantizationType[kind if values.ndim == 2 else "F32"]

@@ -148,8 +148,12 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
 
 
 def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
-    """``kind.from_pretrained``; what goes wrong is a UserError. Without network only the hub's cache is read."""
+    """``kind.from_pretrained``; what goes wrong is a UserError. Without network only the hub's cache is read.
+
+    Code in a model's folder is never run, and nobody is asked whether it may be.
+    """
     local = Path(path).is_dir()
+    options["trust_remote_code"] = False
     if not local:
         options["local_files_only"] = not hub_reachable()
     try:

@@ -253,19 +253,19 @@ def load_suite(
     so many prompts, as `evenly` does; the whole file is checked. `notify` gets a sentence about a download or a
     substitute. Raises UserError.
     """
-    known, _, category = name_or_path.partition("/")
+    known, one, category = name_or_path.partition("/")
     spec = next((spec for spec in SUITES if spec.name == known), None)
     if spec is not None and not (category and os.path.exists(name_or_path)):
         content = find_suite(spec, source=source, downloader=downloader or _DOWNLOADER, notify=notify)
         name, read = spec.name, spec.read
     else:
-        spec, category = None, ""
+        spec, one = None, ""
         content, read = _own_file(name_or_path), read_user_line
         # A file named like a known suite keeps its suffix, so that no table shows it as that suite.
         path = Path(name_or_path)
         name = path.name if path.stem in suite_names() else path.stem
     prompts = read_prompts(name, content.file, unpacked(content.content, content.file), read)
-    if category:
+    if one:
         prompts, name = _of_category(prompts, name, category), f"{name}/{category}"
     own = spec is not None and spec.own
     return Suite(name, evenly(prompts, limit), content.source, content.origin, sha256(content.content), own)
