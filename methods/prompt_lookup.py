@@ -22,16 +22,20 @@ class PromptLookup(Speculative):
     max_ngram     longest n-gram to search for
     match         which earlier occurrence to copy: the first in the text or the last
     allow_short   also use a continuation shorter than draft_tokens
+    min_ngram     shortest n-gram to search for; a longer one drafts less often, and more of it is accepted
     """
 
     draft_tokens: int = 5
     max_ngram: int = 3
     match: Literal["first", "last"] = "last"
     allow_short: bool = True
+    min_ngram: int = 1
     supports_encoder_decoder = True
 
     def __post_init__(self) -> None:
-        check_options(self, 1, "draft_tokens", "max_ngram")
+        check_options(self, 1, "draft_tokens", "max_ngram", "min_ngram")
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram is {self.min_ngram}, above max_ngram, which is {self.max_ngram}")
 
     def draft(self, context: Context, budget: int) -> Draft:
         return Draft.chain(self.look_up(context.tokens)[: max(budget, 0)])
@@ -39,7 +43,7 @@ class PromptLookup(Speculative):
     def look_up(self, tokens: list[int]) -> list[int]:
         """The continuation found: in 7 1 2 9 8 1 2 with draft_tokens 2, the tail 1 2 was followed by 9 8."""
         ends = _places(tokens[-1], tokens[:-1])
-        for size in range(min(self.max_ngram, len(tokens) - 1), 0, -1):
+        for size in range(min(self.max_ngram, len(tokens) - 1), self.min_ngram - 1, -1):
             tail = tokens[-size:]
             for end in ends if self.match == "first" else reversed(ends):
                 if tokens[max(end + 1 - size, 0) : end + 1] != tail:
@@ -62,7 +66,7 @@ class PromptLookup(Speculative):
             last_end = len(text) - 1 if self.allow_short else len(text) - self.draft_tokens
             sizes = {end: agreement(text, end) for end in range(1, last_end + 1)}
             longest = max(sizes.values(), default=0)
-            if longest == 0 or budget <= 0:
+            if longest < self.min_ngram or budget <= 0:
                 return []
             best = [end for end, size in sizes.items() if size == longest]
             end = best[0 if self.match == "first" else -1]

@@ -18,11 +18,11 @@ PROMPTS = (1, 13, CONTEXT_TOKENS - 7)
 
 TWO_MODEL = ((1, 0.0), (4, 0.0), (5, 0.25), (3, 0.4), (9, 0.0))
 LOOKUP = (
-    (10, 2, "first", True),
-    (3, 3, "last", True),
-    (2, 2, "first", False),
-    (4, 1, "last", False),
-    (1, 1, "first", True),
+    (10, 2, "first", True, 1),
+    (3, 3, "last", True, 2),
+    (2, 2, "first", False, 1),
+    (4, 1, "last", False, 1),
+    (1, 1, "first", True, 1),
 )
 EVERY = tuple(range(1, LAYERS))
 EXITS = (
@@ -55,12 +55,13 @@ def test_two_model_steps_equal_replay(draft_tokens: int, confidence: float, fami
 
 
 @pytest.mark.parametrize(("family", "seed"), MODELS)
-@pytest.mark.parametrize(("draft_tokens", "max_ngram", "match", "allow_short"), LOOKUP)
+@pytest.mark.parametrize(("draft_tokens", "max_ngram", "match", "allow_short", "min_ngram"), LOOKUP)
 def test_prompt_lookup_steps_equal_replay(
-    draft_tokens: int, max_ngram: int, match: str, allow_short: bool, family: str, seed: int
+    draft_tokens: int, max_ngram: int, match: str, allow_short: bool, min_ngram: int, family: str, seed: int
 ) -> None:
-    options = f"draft_tokens={draft_tokens},max_ngram={max_ngram},match={match},allow_short={str(allow_short).lower()}"
-    drafter = lookup_drafter(draft_tokens, max_ngram, match, allow_short)
+    ngrams = f"max_ngram={max_ngram},min_ngram={min_ngram}"
+    options = f"draft_tokens={draft_tokens},{ngrams},match={match},allow_short={str(allow_short).lower()}"
+    drafter = lookup_drafter(draft_tokens, max_ngram, match, allow_short, min_ngram)
     _assert_rounds(f"prompt_lookup[{options}]", drafter, family, seed)
 
 

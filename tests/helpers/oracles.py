@@ -69,7 +69,9 @@ def model_drafter(naive: Naive, draft_tokens: int, confidence: float = 0.0, cont
     return draft
 
 
-def lookup_drafter(draft_tokens: int, max_ngram: int, match: str = "first", allow_short: bool = True) -> Drafter:
+def lookup_drafter(
+    draft_tokens: int, max_ngram: int, match: str = "first", allow_short: bool = True, min_ngram: int = 1
+) -> Drafter:
     """What followed the earlier place whose context agrees with the text's end in the most tokens, up to max_ngram."""
 
     def agreement(text: list[int], end: int) -> int:
@@ -80,7 +82,7 @@ def lookup_drafter(draft_tokens: int, max_ngram: int, match: str = "first", allo
 
     def draft(text: list[int], budget: int) -> list[int]:
         last_end = len(text) - 1 if allow_short else len(text) - draft_tokens
-        ends = [end for end in range(1, last_end + 1) if agreement(text, end) > 0]
+        ends = [end for end in range(1, last_end + 1) if agreement(text, end) >= min_ngram]
         longest = max((agreement(text, end) for end in ends), default=0)
         best = [end for end in ends if agreement(text, end) == longest]
         if not best:
