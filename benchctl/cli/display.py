@@ -103,8 +103,7 @@ class RunDisplay(_Display):
         threads = checked.settings.models.threads
         where = checked.device if checked.device != "cpu" else f"cpu, {threads} thread{'s' if threads > 1 else ''}"
         batches = f", in batches of up to {size}" if (size := checked.settings.batch_size) > 1 else ""
-        weights = f" with {form} weights" if (form := checked.settings.models.weights) != "auto" else ""
-        target = f"{checked.models.target}{weights}, {checked.dtype}, {where}{batches}"
+        target = f"{describe_target(checked)}, {where}{batches}"
         modes = ", ".join(checked.settings.repeat.modes[1:])
         extra = f" Also measured: {modes}." if modes else ""
         filled = f", after {size} tokens of filler" if (size := len(checked.filler.ids)) else ""
@@ -138,6 +137,12 @@ class RunDisplay(_Display):
             return ""
         pace_s = (now_s - self._start[0]) / (progress.done - self._start[1])
         return f"about {describe_seconds(pace_s * (progress.total - progress.done))} left"
+
+
+def describe_target(checked: CheckedRun) -> str:
+    """`smollm2 with float16 weights, float32`."""
+    weights = f" with {form} weights" if (form := checked.settings.models.weights) != "auto" else ""
+    return f"{checked.models.target}{weights}, {checked.dtype}"
 
 
 def describe_seconds(seconds: float) -> str:

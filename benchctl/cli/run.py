@@ -103,7 +103,7 @@ def run(settings: RunSettings, options: _OfAll) -> None:
 def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
     """What `measure` would need. Raises UserError as `check` does."""
     from benchctl.analysis.tables import text  # noqa: F401  # what a run imports takes memory too
-    from benchctl.cli.display import describe_seconds, memory_table
+    from benchctl.cli.display import describe_seconds, describe_target, memory_table
     from benchctl.measuring.check import check
     from benchctl.measuring.duration import FASTER, SLOWER, duration
     from benchctl.measuring.memory import memory_needs
@@ -118,7 +118,7 @@ def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
         click.echo(json.dumps({"memory_bytes": memory, "seconds": {"least": least_s, "most": most_s}}, indent=2))
         return
     labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
-    click.echo(f"{labels} on {checked.models.target}, {checked.dtype}: memory by formula, not measured.")
+    click.echo(f"{labels} on {describe_target(checked)}: memory by formula, not measured.")
     for need in needs:
         click.echo(memory_table(need.parts, need.free_bytes, need.device if len(needs) > 1 else ""))
     click.echo(
