@@ -15,8 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
 from benchctl.bundled import TOKENIZER, WEIGHTS, PackModel
-from benchctl.decoding.model.target import folder_sha256
-from benchctl.decoding.modules.draft_vocabulary import DRAFT_VOCABULARY
+from benchctl.decoding.model.target import DRAFT_VOCABULARY, folder_sha256
 from benchctl.decoding.modules.trainable import FACTS, read_facts
 from benchctl.decoding.modules.trainable import WEIGHTS as MODULES
 from benchctl.errors import UserError

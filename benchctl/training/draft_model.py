@@ -212,6 +212,8 @@ def _agreed(draft: PreTrainedModel, document: Document, ids: Tensor | None) -> l
     tokens = torch.from_numpy(np.concatenate([turn.head, turn.answer]).astype(np.int64)).to(draft.device)
     logits: Tensor = draft(input_ids=tokens[None], use_cache=False).logits[0]
     first = len(turn.head)
-    picks = logits[first - 1 : -1].argmax(-1) if ids is None else ids[logits[first - 1 : -1, ids].argmax(-1)]
+    answered = logits[first - 1 : -1]
+    scored = None if ids is None else ids.to(logits.device)
+    picks = answered.argmax(-1) if scored is None else scored[answered[:, scored].argmax(-1)]
     agreed: list[bool] = (picks == tokens[first:]).tolist()
     return agreed

@@ -115,7 +115,7 @@ def _own(head: nn.Module) -> nn.Linear | None:
 def _draft_logits(head: nn.Module, batch: TrainingBatch) -> Tensor:
     """[rows, n, k] of a head for the tokens that drafters score, by the target's LM head where it has none of its own.
 
-    A head's own rows of other tokens stay what they were.
+    A head's own rows of other tokens learn nothing; AdamW's decay still shrinks them a little.
     """
     if (own := _own(head)) is None:
         return batch.draft_head(head(batch.final))
@@ -127,14 +127,15 @@ def _draft_logits(head: nn.Module, batch: TrainingBatch) -> Tensor:
 def heads_loss(heads: nn.Module, batch: TrainingBatch) -> Tensor:
     """Sum over heads i = 1, 2, .. of _FADE ** i KL(target's distribution of the token i + 1 ahead || the head's).
 
-    Over a draft vocabulary it is what exit_losses says.
+    Over a draft vocabulary it is that of exit_losses.
     """
     total = batch.final.new_zeros((), dtype=torch.float32)
+    shares = None if all(_own(head) is None for head in heads.children()) else wanted_shares(batch)
     for number, head in enumerate(heads.children(), 1):
-        if _own(head) is None:
+        if shares is None:
             (divergence,) = exit_losses(batch, [head(batch.final)], number + 1, 0.0)
         else:
-            wanted = wanted_shares(batch).roll(-number, 1)  # what comes round to the end of a row has no weight
+            wanted = shares.roll(-number, 1)  # what comes round to the end of a row has no weight
             divergence = divergences(_draft_logits(head, batch), wanted)
         total = total + _FADE**number * (divergence * batch.ahead(number + 1).weights).sum()
     return total

@@ -47,7 +47,6 @@ class MixtureOfDepths(Method, Trainable):
     no_batch_reason = "each sequence of a batch would skip different blocks"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("capacity", "alpha")
-    drafts = False  # its answers come from the whole head
     _view: Target = field(init=False, repr=False, compare=False)
     _deciders: dict[int, _Decider] = field(init=False, repr=False, compare=False)
 

@@ -62,7 +62,6 @@ class SkipDecode(Method, Batched, Trainable):
     exactness = "lossy"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("warmup_layers", "alpha")
-    drafts = False  # its answers come from the whole head
     _view: Target | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -28,9 +28,8 @@ from benchctl.conformance.method_under_test import MethodUnderTest
 from benchctl.conformance.random_models import RandomModels, random_models
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method, UsesDraftModel
-from benchctl.decoding.model.target import Target, folder_sha256
+from benchctl.decoding.model.target import DRAFT_VOCABULARY, Target, folder_sha256
 from benchctl.decoding.modules.draft_vocabulary import (
-    DRAFT_VOCABULARY,
     DraftVocabulary,
     UsesDraftVocabulary,
     read_draft_vocabulary,
@@ -302,3 +301,13 @@ def test_a_draft_model_with_another_draft_vocabulary_is_another_model(tmp_path: 
     write_draft_vocabulary(folder, torch.tensor([1, 2]))
     assert folder_sha256(folder) != plain == folder_sha256(tiny_folder(tmp_path / "again"))
     assert Target.load(folder).weights_sha256 == folder_sha256(folder)
+
+
+def test_a_vocabulary_alone_does_not_identify_a_model(tmp_path: Path) -> None:
+    """Weights in another format than safetensors are hashed tensor by tensor, also with such a file next to them."""
+    hashes = set()
+    for seed in (1, 2):
+        write_draft_vocabulary(tmp_path, torch.tensor([1, 2]))
+        torch.manual_seed(seed)
+        hashes.add(Target(tiny_model("llama", seed=seed), None, tmp_path).weights_sha256)
+    assert len(hashes) == 2

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures_training import BATCHES, COMMON, done, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from safetensors.torch import load_file
 from tiny import tiny_folder
 from torch import Tensor
@@ -23,6 +23,7 @@ from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch, PackedCorpus, Piece, batch_of, constant
 from benchctl.training.modules.frozen import BatchMaker, FrozenTarget, find_target, load_target
+from benchctl.training.modules.job import scores_draft_vocabulary
 from benchctl.training.modules.store import StoredBatches, TeacherStore
 from benchctl.training.modules.training_text import draft_tokens
 from benchctl.training.trainer import Data
@@ -239,7 +240,7 @@ def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path
     tiny_folder(tmp_path / "target")
     words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--cache", tmp_path / "cache")
     sizes: list[int] = []
-    for label in ("m2r2[gates=1]", "early_exit[head=trained,exits=1]"):
+    for label in ("m2r2[gates=1]", "early_exit[mode=draft,head=trained,exits=1]"):
         out = tmp_path / label[:4]
         done("train", label, *words, "--out", out, "--draft-vocabulary", 60, "--steps", 4, *BATCHES, *COMMON)
         ids = read_draft_vocabulary(out)
@@ -252,3 +253,40 @@ def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path
         "train", "m2r2[gates=1]", *words, "--out", tmp_path / "whole", "--store-gb", 0, "--steps", 1, *BATCHES, *COMMON
     )
     assert read_draft_vocabulary(tmp_path / "whole") is None
+
+
+@pytest.mark.parametrize(
+    ("label", "drafts"),
+    [
+        ("medusa[head=shared]", True),
+        ("m2r2", True),
+        ("early_exit[mode=draft,head=trained]", True),
+        ("deed[mode=draft]", True),
+        ("early_exit[head=trained]", False),
+        ("deed", False),
+        ("m2r2_dynamic", False),
+        ("skip_decode", False),
+        ("mixture_of_depths", False),
+    ],
+)
+def test_what_answers_without_verification_learns_the_whole_vocabulary(label: str, drafts: bool) -> None:
+    """Tokens outside a draft vocabulary get no gradient, and these methods choose from all tokens."""
+    method = build(label)
+    assert isinstance(method, Trainable)
+    assert scores_draft_vocabulary(method) == drafts
+
+
+def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids(tmp_path: Path) -> None:
+    write_data(tmp_path / "data")
+    tiny_folder(tmp_path / "target")
+    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--steps", 2, *BATCHES, *COMMON)
+    done("train", "early_exit[mode=draft,head=trained]", *words, "--out", tmp_path / "one", "--draft-vocabulary", 60)
+    second = f"early_exit[head=trained,confidence=classifier,modules={tmp_path / 'one'}]"
+    done("train", second, *words, "--out", tmp_path / "two")
+    ids, facts = read_draft_vocabulary(tmp_path / "two"), json.loads((tmp_path / "two" / "modules.json").read_text())
+    assert ids is not None and len(ids) == 60
+    assert "over a draft vocabulary" not in (tmp_path / "two" / "README.md").read_text()
+    assert facts["method"] == "early_exit"
+    for label, out in (("skip_decode", "three"), (second, "four")):
+        told = refused("train", label, *words, "--out", tmp_path / out, "--draft-vocabulary", 60)
+        assert "--draft-vocabulary" in told

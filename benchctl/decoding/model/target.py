@@ -108,6 +108,14 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+DRAFT_VOCABULARY = "draft_vocabulary.safetensors"  # in the folder of a draft model, next to its weights
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether its weights are safetensors, whose hash identifies a model."""
+    return any(file.name != DRAFT_VOCABULARY for file in folder.glob("*.safetensors"))
+
+
 def folder_sha256(folder: Path) -> str:
     """Hash of a model folder's weights and of the configuration that says how they are read."""
     digest = hashlib.sha256()
@@ -120,7 +128,7 @@ def folder_sha256(folder: Path) -> str:
 def files_sha256(path: str | Path) -> str:
     """What `files_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
     folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
-    return folder_sha256(folder) if folder is not None and any(folder.glob("*.safetensors")) else ""
+    return folder_sha256(folder) if folder is not None and _has_weights(folder) else ""
 
 
 def form_sha256(files: str, weights: str) -> str:
@@ -298,7 +306,7 @@ class Target:
     @cached_property
     def files_sha256(self) -> str:
         """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
-        if self._folder is not None and any(self._folder.glob("*.safetensors")):
+        if self._folder is not None and _has_weights(self._folder):
             return folder_sha256(self._folder)
         digest = hashlib.sha256()
         for tensor in self._tensors():

@@ -80,9 +80,10 @@ class LayerAdapter(nn.Module):
 
 def _sum(product: Linear, trained: LowRank, form: Form) -> Linear:
     """The product by W + scale * B A, added up in float32 at least."""
-    kind = torch.promote_types(product.weight.dtype, torch.float32)
+    weight = product.weight  # of float16 weights a copy
+    kind = torch.promote_types(weight.dtype, torch.float32)
     change = trained.scale * (trained.up.weight.to(kind) @ trained.down.weight.to(kind))
-    return Linear((product.weight.to(kind) + change).to(product.weight.dtype), product.bias, form)
+    return Linear((weight.to(kind) + change).to(weight.dtype), product.bias, form)
 
 
 class Adapters(nn.Module):

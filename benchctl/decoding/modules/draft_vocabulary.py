@@ -19,10 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchctl.decoding.model.kernels import Linear
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import DRAFT_VOCABULARY, Target
 from benchctl.errors import UserError
-
-DRAFT_VOCABULARY = "draft_vocabulary.safetensors"
 
 
 def read_draft_vocabulary(folder: str | Path) -> Tensor | None:

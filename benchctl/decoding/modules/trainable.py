@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchctl.decoding.model.layers import Layer
-from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.draft_vocabulary import DRAFT_VOCABULARY
+from benchctl.decoding.model.target import DRAFT_VOCABULARY, Target, TargetInfo
 from benchctl.errors import UserError
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -45,10 +44,11 @@ ROWS_AT_ONCE = 256  # that go through a head together: all of a batch by a large
 def say(head: Callable[[Tensor], Tensor], final: Tensor) -> Said:
     """What ``head`` says of normed states [..., width]."""
     choices, log_sums = [], []
-    for rows in torch.split(final.flatten(0, -2), ROWS_AT_ONCE):
-        logits = head(rows).float()
-        choices.append(logits.argmax(-1))
-        log_sums.append(logits.logsumexp(-1))
+    with torch.autocast(final.device.type, enabled=False):  # as the target's logits in exit_losses
+        for rows in torch.split(final.flatten(0, -2), ROWS_AT_ONCE):
+            logits = head(rows).float()
+            choices.append(logits.argmax(-1))
+            log_sums.append(logits.logsumexp(-1))
     return Said(torch.cat(choices).view(final.shape[:-1]), torch.cat(log_sums).view(final.shape[:-1]))
 
 
@@ -194,7 +194,6 @@ class Trainable(ABC):
     training: ClassVar[TrainingDefaults] = TrainingDefaults()
     trained_for: ClassVar[tuple[str, ...]] = ()  # options that modules are trained for though no shape tells
     modules_of: ClassVar[str] = ""  # the method whose trained modules it uses; empty for its own
-    drafts: ClassVar[bool] = True  # whether its modules may learn over a draft vocabulary
     modules: str
 
     def modules_name(self, name: str) -> str:

@@ -15,7 +15,11 @@ from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import check_family
 from benchctl.decoding.model.target import DTYPES, outline
 from benchctl.decoding.model.tokenizer import from_pretrained
-from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
+from benchctl.decoding.modules.draft_vocabulary import (
+    UsesDraftVocabulary,
+    read_draft_vocabulary,
+    write_draft_vocabulary,
+)
 from benchctl.decoding.modules.trainable import (
     MadeFor,
     SecondStage,
@@ -105,13 +109,16 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
         return None
     if options.save_as == "float16":
         module.half().float()
+        if not all(bool(weight.isfinite().all()) for weight in module.state_dict().values()):
+            raise UserError("weights_overflow", "a trained weight is beyond the range of float16; leave out --save-as")
         run.measured = run.held_out()
     with torch.no_grad():
         held_out = (objective.training_batch_of(batch) for batches in data.held_out.values() for batch in batches)
         findings = dict(method.findings(module.eval(), held_out))
     with writing(options.out / CHECKPOINTS, "the modules"):
-        if ids is not None:
-            write_draft_vocabulary(options.out, ids)
+        kept = _stored(method) if stage else ids  # other methods may draft with the same modules
+        if kept is not None:
+            write_draft_vocabulary(options.out, kept)
         save_modules(
             options.out,
             module.to(DTYPES[options.save_as]),
@@ -134,12 +141,27 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
 
 
 def _draft_vocabulary(method: Trainable, target: FrozenTarget, options: TeacherOptions, data: Data) -> Tensor | None:
-    """The ids that drafters score; those of the modules that a second stage goes on from."""
-    if not method.drafts:
+    """The ids that the trained part scores when it drafts; those of its modules where it is a second stage.
+
+    None for the whole vocabulary, also where the method's answers come from the part itself. Raises UserError for a
+    size that would be ignored.
+    """
+    drafts, stage = scores_draft_vocabulary(method), _second_stage(method)
+    if options.draft_vocabulary and (stage or not drafts):
+        reason = "it takes that of its modules" if drafts else "its answers come from the whole vocabulary"
+        raise UserError("no_draft_vocabulary", f"Leave out --draft-vocabulary: {reason}.")
+    if not drafts:
         return None
-    if _second_stage(method):
-        return read_draft_vocabulary(method.modules)
-    return draft_tokens(options.draft_vocabulary, target.info.vocabulary, data)
+    return _stored(method) if stage else draft_tokens(options.draft_vocabulary, target.info.vocabulary, data)
+
+
+def scores_draft_vocabulary(method: Trainable) -> bool:
+    """Whether the method, with these options, only drafts tokens that the target verifies."""
+    return isinstance(method, UsesDraftVocabulary) and getattr(method, "mode", "draft") == "draft"
+
+
+def _stored(method: Trainable) -> Tensor | None:
+    return read_draft_vocabulary(method.modules)
 
 
 def _second_stage(method: Trainable) -> SecondStage | None:
