@@ -137,7 +137,7 @@ def room_for(out: Path, size: int) -> Iterator[Path]:
             raise
         raise UserError(
             "cache_not_writable",
-            f"{out.parent}: cannot be written ({error.strerror}); set BENCHCTL_CACHE to a folder that can",
+            f"{out.parent}: cannot be written ({error.strerror}); set BENCHCTL_CACHE to a writable folder",
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
