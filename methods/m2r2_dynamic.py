@@ -130,7 +130,7 @@ def trajectory_shares(interval: Interval) -> Tensor:
 def router_scores(module: TwoStreams, batch: TrainingBatch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
     """Of each gate [rows, n]: the router's scores, and whether its likeliest token is the last layer's."""
     assert isinstance(module.router, Router)
-    trajectories, last = Trajectories(module, batch), batch.said.choices
+    trajectories, last = Trajectories(module, batch), batch.teacher.top_tokens
     scores: dict[int, Tensor] = {}
     agrees: dict[int, Tensor] = {}
     for interval in module.intervals:

@@ -148,7 +148,7 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
     """
     weights, trajectories = batch.ahead(1).weights, Trajectories(module, batch)
     total, last = float(weights.sum()), batch.states[-1].float()
-    final = batch.said.choices
+    final = batch.teacher.top_tokens
     tallies: dict[str, Tally] = {}
 
     def note(name: str, values: Tensor) -> None:

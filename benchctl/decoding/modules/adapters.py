@@ -139,4 +139,4 @@ def distil_losses(batch: TrainingBatch, state: Tensor) -> Tensor:
 @torch.no_grad()
 def agreements(batch: TrainingBatch, state: Tensor) -> Tensor:
     """[rows, n] whether final residuals ``state`` have the target's own likeliest next token."""
-    return batch.picks(batch.norm(state)) == batch.said.choices
+    return batch.picks(batch.norm(state)) == batch.teacher.top_tokens

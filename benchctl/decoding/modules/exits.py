@@ -195,7 +195,7 @@ class Exits(nn.Module):
     @torch.no_grad()
     def agreements(self, batch: TrainingBatch) -> dict[int, Tensor]:
         """[rows, n] for each exit layer: whether its likeliest next token is the last layer's."""
-        return {layer: batch.picks(self.normed(batch, layer)) == batch.said.choices for layer in self.layers}
+        return {layer: batch.picks(self.normed(batch, layer)) == batch.teacher.top_tokens for layer in self.layers}
 
 
 class _Divergences(torch.autograd.Function):
@@ -207,15 +207,15 @@ class _Divergences(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, normed: Tensor, final: Tensor, log_sums: Tensor, places: Tensor, head: Head, ce_share: float
+        ctx: Any, normed: Tensor, final: Tensor, log_normalizers: Tensor, places: Tensor, head: Head, ce_share: float
     ) -> Tensor:
-        """[exits, tokens] of normed [exits, tokens, width], final [tokens, width], log_sums and places [tokens]."""
+        """[exits, tokens] of normed [exits, tokens, width], final [tokens, width], the others [tokens]."""
         losses = normed.new_empty(normed.shape[:2], dtype=torch.float32)
         gradient = torch.empty_like(normed) if ctx.needs_input_grad[0] else None
         for start in range(0, normed.shape[1], ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.autocast(normed.device.type, enabled=False):
-                wanted = head(final[rows]).float() - log_sums[rows, None]
+                wanted = head(final[rows]).float() - log_normalizers[rows, None]
             shares, place = wanted.exp(), places[rows, None].clamp(min=0)
             mass, text = shares.sum(-1), ce_share * (places[rows] >= 0)
             entropy = (shares * wanted).sum(-1) - torch.xlogy(mass, mass)
@@ -225,8 +225,8 @@ class _Divergences(torch.autograd.Function):
                     says = head(read)
                 logits = says.detach().float()
                 log_sum = logits.logsumexp(-1)
-                said = text * (log_sum - logits.gather(-1, place)[:, 0])
-                losses[number, rows] = entropy + mass * log_sum - (shares * logits).sum(-1) + said
+                text_loss = text * (log_sum - logits.gather(-1, place)[:, 0])
+                losses[number, rows] = entropy + mass * log_sum - (shares * logits).sum(-1) + text_loss
                 if gradient is not None:
                     pull = (logits - log_sum[:, None]).exp_().mul_((mass + text)[:, None]).sub_(shares)
                     pull.scatter_add_(-1, place, -text[:, None])
@@ -244,7 +244,7 @@ def exit_losses(
 ) -> Tensor:
     """[exits, rows, n] KL(target's distribution || exit's) + ce_share * cross-entropy with the text, in nats.
 
-    ``normed`` [rows, n, width] of each exit is what the head reads; what it says is about the token ``distance`` ahead.
+    ``normed`` [rows, n, width] of each exit is what the head reads; its logits are for the token ``distance`` ahead.
     0 where that has no weight. Over a draft vocabulary the target's distribution is restricted to it, and a token
     counts by the mass inside: mass * KL(restricted, renormalised || exit's). Its gradient is that of the terms inside
     of the whole divergence. EAGLE-3 (arXiv 2503.01840) drops tokens whose likeliest successor is outside; the mass
@@ -252,13 +252,13 @@ def exit_losses(
     """
     tokens, weights = batch.ahead(distance)
     some = weights.flatten().nonzero()[:, 0]
-    final, log_sums = (
-        of.roll(1 - distance, 1) for of in (batch.final, batch.said.log_sums)
+    final, log_normalizers = (
+        of.roll(1 - distance, 1) for of in (batch.final, batch.teacher.log_normalizers)
     )  # round the end: no weight
     losses = _Divergences.apply(  # type: ignore[no-untyped-call]
         torch.stack([each.flatten(0, 1)[some] for each in normed]),
         final.flatten(0, 1)[some],
-        log_sums.flatten()[some],
+        log_normalizers.flatten()[some],
         batch.places_of(tokens).flatten()[some],
         batch.draft_head,
         ce_share,
@@ -271,7 +271,7 @@ def exit_losses(
 def wanted_shares(batch: TrainingBatch) -> Tensor:
     """[rows, n, k] logs of the target's probabilities of the tokens that drafters score, in float32."""
     with torch.autocast(batch.final.device.type, enabled=False):
-        return batch.draft_head(batch.final).float() - batch.said.log_sums.unsqueeze(-1)
+        return batch.draft_head(batch.final).float() - batch.teacher.log_normalizers.unsqueeze(-1)
 
 
 def divergences(draft_logits: Tensor, wanted: Tensor) -> Tensor:
@@ -280,8 +280,8 @@ def divergences(draft_logits: Tensor, wanted: Tensor) -> Tensor:
     ``draft_logits`` and the target's log probabilities ``wanted`` are [rows, n, k].
     """
     mass = wanted.exp().sum(-1)
-    said = draft_logits.float().log_softmax(-1)
-    return F.kl_div(said, wanted, reduction="none", log_target=True).sum(-1) - torch.xlogy(mass, mass)
+    draft_log_probs = draft_logits.float().log_softmax(-1)
+    return F.kl_div(draft_log_probs, wanted, reduction="none", log_target=True).sum(-1) - torch.xlogy(mass, mass)
 
 
 def exits_loss(module: Exits, batch: TrainingBatch) -> Tensor:
@@ -313,7 +313,7 @@ def exits_yardsticks(module: Exits, batch: TrainingBatch) -> dict[str, Tally]:
     right = module.agreements(batch)
     if module.classifier:
         return exit_yardsticks(module.scores(batch), batch, right)
-    weights, last = batch.ahead(1).weights, batch.said.choices
+    weights, last = batch.ahead(1).weights, batch.teacher.top_tokens
     tallies: dict[str, Tally] = {}
     for layer, agrees in right.items():
         tallies[f"exit_{layer}_top1"] = tally(agrees, weights)

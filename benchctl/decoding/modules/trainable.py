@@ -30,26 +30,28 @@ class Labels(NamedTuple):
     weights: Tensor
 
 
-class Said(NamedTuple):
+class TeacherOutput(NamedTuple):
     """Of the target's own logits over its whole vocabulary, [rows, n] each: the likeliest token, and log sum exp."""
 
-    choices: Tensor
-    log_sums: Tensor
+    top_tokens: Tensor
+    log_normalizers: Tensor
 
 
 ROWS_AT_ONCE = 256  # that go through a head together: all of a batch by a large vocabulary would take gigabytes
 
 
 @torch.no_grad()
-def say(head: Callable[[Tensor], Tensor], final: Tensor) -> Said:
-    """What ``head`` says of normed states [..., width]."""
-    choices, log_sums = [], []
+def top_and_normalizer(head: Callable[[Tensor], Tensor], final: Tensor) -> TeacherOutput:
+    """The likeliest token and log sum exp by ``head`` of normed states [..., width]."""
+    top_tokens, log_normalizers = [], []
     with torch.autocast(final.device.type, enabled=False):  # as the target's logits in exit_losses
         for rows in torch.split(final.flatten(0, -2), ROWS_AT_ONCE):
             logits = head(rows).float()
-            choices.append(logits.argmax(-1))
-            log_sums.append(logits.logsumexp(-1))
-    return Said(torch.cat(choices).view(final.shape[:-1]), torch.cat(log_sums).view(final.shape[:-1]))
+            top_tokens.append(logits.argmax(-1))
+            log_normalizers.append(logits.logsumexp(-1))
+    return TeacherOutput(
+        torch.cat(top_tokens).view(final.shape[:-1]), torch.cat(log_normalizers).view(final.shape[:-1])
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class TrainingBatch:
     head       the target's LM head: normed [..., width] -> target logits [..., vocabulary]; differentiable likewise
     layer      the target's layer with this index, as decoding runs it; differentiable in what goes through it
     rotary     positions [tokens] -> their complex rotations [tokens, head_dim / 2]
-    stored     what the target said, where that was kept; ``said`` computes it otherwise
+    stored_teacher  the target's predictions from a store; ``teacher`` computes them otherwise
     draft_ids  [k] tokens that drafters score, ascending; None for the whole vocabulary
     draft_rows the LM head of those tokens alone: normed [..., width] -> target logits [..., k]; differentiable likewise
     """
@@ -101,14 +103,14 @@ class TrainingBatch:
     head: Callable[[Tensor], Tensor]
     layer: Callable[[int], Layer]
     rotary: Callable[[Tensor], Tensor]
-    stored: Said | None = None
+    stored_teacher: TeacherOutput | None = None
     draft_ids: Tensor | None = None
     draft_rows: Callable[[Tensor], Tensor] | None = None
 
     @cached_property
-    def said(self) -> Said:
-        """What the target says after each token."""
-        return self.stored or say(self.head, self.final)
+    def teacher(self) -> TeacherOutput:
+        """The target's prediction after each token."""
+        return self.stored_teacher or top_and_normalizer(self.head, self.final)
 
     @property
     def draft_head(self) -> Callable[[Tensor], Tensor]:
@@ -120,11 +122,11 @@ class TrainingBatch:
         """draft_vocabulary_covers: the share of the target's likeliest tokens inside the draft vocabulary, if any."""
         if self.draft_ids is None:
             return {}
-        return {"draft_vocabulary_covers": tally(self.places_of(self.said.choices) >= 0, self.ahead(1).weights)}
+        return {"draft_vocabulary_covers": tally(self.places_of(self.teacher.top_tokens) >= 0, self.ahead(1).weights)}
 
     def picks(self, normed: Tensor) -> Tensor:
         """[rows, n] the likeliest of the tokens that drafters score, for normed states [rows, n, width]."""
-        return self.ids_of(say(self.draft_head, normed).choices)
+        return self.ids_of(top_and_normalizer(self.draft_head, normed).top_tokens)
 
     def ids_of(self, places: Tensor) -> Tensor:
         """The tokens at these places of the draft vocabulary."""

@@ -27,7 +27,7 @@ from benchctl.decoding.model.families import context_tokens, decoder_start, head
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
-from benchctl.decoding.modules.trainable import Said, Trainable, TrainingBatch, check_sizes, shares
+from benchctl.decoding.modules.trainable import TeacherOutput, Trainable, TrainingBatch, check_sizes, shares
 from benchctl.errors import UserError
 from benchctl.registry import Label, method_class, method_names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
@@ -162,7 +162,7 @@ class BatchMaker:
     def __call__(self, batch: Batch) -> TrainingBatch:
         """What the frozen target makes of a batch of packed rows; all of it lies on the device."""
         batch = self._as_read(batch.to(self._device))
-        states, said = self._seen(batch)
+        states, teacher = self._teacher_pass(batch)
         return TrainingBatch(
             tokens=batch.tokens,
             weights=batch.weights,
@@ -174,7 +174,7 @@ class BatchMaker:
             head=self._target.get_output_embeddings(),
             layer=self._layer,
             rotary=self._rotate,
-            stored=said,
+            stored_teacher=teacher,
             draft_ids=self.draft_ids,
             draft_rows=self._draft_rows,
         )
@@ -189,8 +189,8 @@ class BatchMaker:
         self._draft_rows = partial(functional.linear, weight=head.weight[self.draft_ids], bias=bias)
         return {"draft vocabulary": hashlib.sha256(ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]}
 
-    def _seen(self, batch: Batch) -> tuple[Sequence[Tensor], Said | None]:
-        """The residuals, and what was said where that is known."""
+    def _teacher_pass(self, batch: Batch) -> tuple[Sequence[Tensor], TeacherOutput | None]:
+        """The residuals, and the target's predictions where a store has them."""
         return tuple(self._states(batch)), None
 
     def _as_read(self, batch: Batch) -> Batch:

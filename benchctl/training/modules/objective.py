@@ -78,7 +78,7 @@ class Distillation:
         """
         seen, logits = self.seen_by_target(batch), logits_of(module, batch)
         scored = logits if seen.draft_ids is None else logits[..., seen.draft_ids]
-        agreed, counted = seen.ids_of(scored.argmax(-1)) == seen.said.choices, seen.ahead(1).weights == 1
+        agreed, counted = seen.ids_of(scored.argmax(-1)) == seen.teacher.top_tokens, seen.ahead(1).weights == 1
         return {
             "loss": mean_loss(self._loss(scored, seen), batch),
             **text_metrics(logits, batch, self.token_bytes),

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchctl.decoding.modules.trainable import Said, say
+from benchctl.decoding.modules.trainable import TeacherOutput, top_and_normalizer
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import Notify, locked
 from benchctl.training.data.packing import FULL, Batch, Piece, batch_of, constant, fill_rows
@@ -30,7 +30,7 @@ from benchctl.training.modules.frozen import BatchMaker, FrozenTarget
 
 VERSION = 1
 _ENTRY = struct.Struct("<16sQII")  # hash of the tokens, place in `states`, tokens, crc32 of the block
-_SAID = 8  # bytes of a token's choice (int32) and log sum (float32), behind the states of a block
+_TEACHER_BYTES = 8  # bytes of a token's choice (int32) and log sum (float32), behind the states of a block
 
 
 class Block(NamedTuple):
@@ -43,10 +43,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Live:
-    """What there was no room for: it is computed each time. States [layers + 1, tokens, width], and what was said."""
+    """What there was no room for: it is computed each time. States [layers + 1, tokens, width], and predictions."""
 
     states: Tensor
-    said: Said
+    teacher: TeacherOutput
 
 
 class TeacherStore:
@@ -62,7 +62,7 @@ class TeacherStore:
         identity = json.dumps([target.weights_sha256, info.layers, info.hidden_size, dtype, VERSION])
         self.folder = folder / f"states-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         self._layer_bytes, self.layers = 2 * info.hidden_size, info.layers + 1
-        self.token_bytes = self.layers * self._layer_bytes + _SAID
+        self.token_bytes = self.layers * self._layer_bytes + _TEACHER_BYTES
         self._limit, self._checked = limit, set[bytes]()
         self._lock: IO[str] | None = None
         with self._kept():
@@ -112,16 +112,16 @@ class TeacherStore:
         read = self._read(block.place + index * size, size)
         return torch.from_numpy(np.frombuffer(read, np.float16).reshape(block.tokens, -1).astype(np.float32))
 
-    def said(self, block: Block | Live) -> Said:
+    def teacher(self, block: Block | Live) -> TeacherOutput:
         """[tokens] each."""
         if isinstance(block, Live):
-            return block.said
-        read = self._read(block.place + self.layers * block.tokens * self._layer_bytes, block.tokens * _SAID)
-        choices, log_sums = (
+            return block.teacher
+        read = self._read(block.place + self.layers * block.tokens * self._layer_bytes, block.tokens * _TEACHER_BYTES)
+        top_tokens, log_normalizers = (
             np.frombuffer(read, np.int32)[: block.tokens],
             np.frombuffer(read, np.float32)[block.tokens :],
         )
-        return Said(torch.from_numpy(choices.astype(np.int64)), torch.from_numpy(log_sums.copy()))
+        return TeacherOutput(torch.from_numpy(top_tokens.astype(np.int64)), torch.from_numpy(log_normalizers.copy()))
 
     def add(self, tokens: Tensor, live: Live) -> Block | Live:
         """Writes a document's states; `live` itself where there is no room for them.
@@ -138,8 +138,8 @@ class TeacherStore:
                 f"{self.folder}: the target has states beyond {torch.finfo(torch.float16).max:g}, which float16 cannot "
                 "hold; leave the store out with --store-gb 0",
             )
-        said = (live.said.choices.to(torch.int32), live.said.log_sums.float())
-        data = b"".join(part.contiguous().numpy().tobytes() for part in (states, *said))
+        predictions = (live.teacher.top_tokens.to(torch.int32), live.teacher.log_normalizers.float())
+        data = b"".join(part.contiguous().numpy().tobytes() for part in (states, *predictions))
         block = Block(self._end, tokens.numel(), zlib.crc32(data))
         with self._kept():
             try:
@@ -254,7 +254,7 @@ class StoredBatches(BatchMaker):
         super().__init__(target.model, target.device)
         self._store = store
 
-    def _seen(self, batch: Batch) -> tuple[Sequence[Tensor], Said | None]:
+    def _teacher_pass(self, batch: Batch) -> tuple[Sequence[Tensor], TeacherOutput | None]:
         real, tokens = batch.documents >= 0, batch.tokens.cpu()
         starts = (batch.positions[real] == 0).nonzero()[:, 0].tolist()
         documents = torch.tensor_split(tokens[real.cpu()], starts[1:])
@@ -264,14 +264,14 @@ class StoredBatches(BatchMaker):
             blocks[number] = self._store.add(documents[number], live)
         found = [block for block in blocks if block is not None]
         states = StoredStates(self._store, found, real, self._target.get_input_embeddings().weight)
-        return states, self._said(found, real)
+        return states, self._teacher_of(found, real)
 
-    def _said(self, blocks: Sequence[Block | Live], real: Tensor) -> Said:
-        parts = zip(*(self._store.said(block) for block in blocks), strict=True)
-        choices, log_sums = (torch.cat(part).to(real.device) for part in parts)
-        return Said(
-            choices.new_zeros(real.shape).masked_scatter(real, choices),
-            log_sums.new_zeros(real.shape).masked_scatter(real, log_sums),
+    def _teacher_of(self, blocks: Sequence[Block | Live], real: Tensor) -> TeacherOutput:
+        parts = zip(*(self._store.teacher(block) for block in blocks), strict=True)
+        top_tokens, log_normalizers = (torch.cat(part).to(real.device) for part in parts)
+        return TeacherOutput(
+            top_tokens.new_zeros(real.shape).masked_scatter(real, top_tokens),
+            log_normalizers.new_zeros(real.shape).masked_scatter(real, log_normalizers),
         )
 
     def _live(self, documents: Sequence[Tensor], like: Batch) -> Iterator[Live]:
@@ -286,11 +286,13 @@ class StoredBatches(BatchMaker):
             batch = batch_of(part, width, 0).to(self._device)
             with torch.autocast(self._device.type, enabled=False):
                 states = self._states(batch)
-                said = say(self._target.get_output_embeddings(), self._norm(states[-1]))
+                teacher = top_and_normalizer(self._target.get_output_embeddings(), self._norm(states[-1]))
             for line, row in enumerate(part):
                 end = 0
                 for piece in row:
                     place, end = np.s_[line, end : end + len(piece.tokens)], end + len(piece.tokens)
                     kept = torch.stack([state[place] for state in states]).cpu()
-                    made[order[id(piece)]] = Live(kept, Said(said.choices[place].cpu(), said.log_sums[place].cpu()))
+                    made[order[id(piece)]] = Live(
+                        kept, TeacherOutput(teacher.top_tokens[place].cpu(), teacher.log_normalizers[place].cpu())
+                    )
         return (made[number] for number in range(len(pieces)))
