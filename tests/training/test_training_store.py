@@ -95,8 +95,10 @@ def test_losses_and_yardsticks_from_the_store_are_those_of_the_target(
         standing(maker, monkeypatch)
         live, read = BatchMaker(target.model, CPU)(same_elsewhere()), maker(same_elsewhere())
         real = live.documents >= 0
-        assert torch.equal(live.said.choices[real], read.said.choices[real])
-        torch.testing.assert_close(live.said.log_sums[real], read.said.log_sums[real], rtol=0, atol=1e-4)
+        assert torch.equal(live.teacher.top_tokens[real], read.teacher.top_tokens[real])
+        torch.testing.assert_close(
+            live.teacher.log_normalizers[real], read.teacher.log_normalizers[real], rtol=0, atol=1e-4
+        )
         for mine, theirs in zip(read.states, live.states, strict=True):
             torch.testing.assert_close(mine[real], theirs[real], rtol=1e-3, atol=1e-3)
         tokens = live.weights.sum()
@@ -143,7 +145,7 @@ def test_what_has_no_room_is_computed_each_time(target: FrozenTarget, tmp_path: 
         real = live.documents >= 0
         for _ in range(2):
             read = maker(batch())
-            assert len(store) == 0 and torch.equal(read.said.choices[real], live.said.choices[real])
+            assert len(store) == 0 and torch.equal(read.teacher.top_tokens[real], live.teacher.top_tokens[real])
             torch.testing.assert_close(read.states[-1][real], live.states[-1][real])
 
 
