@@ -15,7 +15,7 @@ from benchctl.errors import UserError
 REAL = "smollm2"  # where it was fetched; it needs more time for a token
 EMBEDDED = ("ref-dense", "ref-moe")  # methods that load experts need the second
 SUITES = ("tasks", "wizardlm")  # texts that repeat their prompts, where drafting methods are at their best
-PROMPTS, REAL_PROMPTS, EXPERT_PROMPTS = 9, 4, 5  # of each suite
+PROMPTS, REAL_PROMPTS, EXPERT_PROMPTS = 9, 5, 5  # of each suite
 _BRIEF = ("--source", "embedded", "--max-new-tokens", "48", "--repeats", "1", "--warm-up", "1")
 
 _ABOUT_EXPERTS = (
