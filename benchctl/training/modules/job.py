@@ -194,6 +194,7 @@ def _facts(method: Trainable, label: Label, target: FrozenTarget, measured: Iter
     return {
         "method": method.modules_name(label.name),
         "options": {name: getattr(method, name) for name in chosen},
+        "asked": dict(label.options),
         "target": asdict(made_for),
         "yardsticks": {**earlier, **{name: tally.share for name, tally in total.items()}},
     }
