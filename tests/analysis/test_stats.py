@@ -40,9 +40,29 @@ def test_the_interval_of_a_difference_of_means_is_that_of_student_s_t() -> None:
     less = (np.zeros((10, 1)), np.ones((10, 1)))
     (found,) = ratio_intervals(top[:, None] - 1, np.ones((10, 1)), _levels(1, 10, 1), less=less)
     assert found is not None
-    # All prompts weigh alike: 9 degrees by what they take, 10 by what they add to the error.
-    half_width = critical(0.05, 9.5) * top.std(ddof=1) / 10**0.5
+    half_width = critical(0.05, 9) * top.std(ddof=1) / 10**0.5
     assert (found.low, found.high) == pytest.approx((-half_width, half_width))
+
+
+def test_the_error_of_prompts_of_unequal_length_by_hand() -> None:
+    """Lengths 4 1 1 1 1, so 64 / 20 = 3.2 prompts matter. The long one is right, the short ones err by a half."""
+    bottom = np.array([4.0, 1, 1, 1, 1])
+    less = (np.zeros((5, 1)), np.ones((5, 1)))
+    (found,) = ratio_intervals(
+        np.array([[0.0], [0.5], [-0.5], [0.5], [-0.5]]), bottom[:, None], _levels(1, 5, 1), less=less
+    )
+    assert found is not None
+    errors = 4 / 5 * np.array([0, 0.5, -0.5, 0.5, -0.5]) / (8 - bottom)
+    jackknife, relative = 5 / 4 * (errors**2).sum(), (errors**2 / (bottom / 8)).sum() / 2.2
+    half_width = critical(0.05, 2.2) * ((3.2 * jackknife + 5 * relative) / 8.2) ** 0.5
+    assert (found.low, found.high) == pytest.approx((-half_width, half_width))
+
+
+def test_a_prompt_without_a_bottom_does_not_widen_the_interval() -> None:
+    """Nothing was drafted on the last prompt: its share of the error has no weight."""
+    top, bottom = np.array([0.4, 0.6, 0.4, 0.6, 0.4, 0.6, 0.0]), np.array([1.0, 1, 1, 1, 1, 1, 0])
+    with_it, without = _interval(top, bottom, _levels(1, 7, 1)), _interval(top[:6], bottom[:6], _levels(1, 6, 1))
+    assert with_it.high / with_it.low == pytest.approx(without.high / without.low, rel=0.01)
 
 
 def test_one_long_prompt_among_short_ones_counts_as_few() -> None:

@@ -5,9 +5,8 @@ A pair (method, baseline) stays together throughout: what slows both down cancel
 * Prompts are left out one at a time, each with all that was measured of it: all of its sessions, repeats and turns.
   Repeats are not left out alone: their noise is part of how prompts differ, and would count twice. The spread of what
   remains gives the standard error (Tukey 1958; Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 11),
-  and Student's t gives the interval. Its degrees of freedom follow from the data: prompts that take most of the time,
-  or cause most of the error, count for many, so few of them make a wide interval (see `_freedom`).
-  `python -m benchmarks.coverage` counts how often such intervals contain the truth.
+  and Student's t gives the interval. Prompts that take most of the time count for many, so few of them make a wide
+  interval (see `_standard_errors`). `python -m benchmarks.coverage` counts how often such intervals contain the truth.
 * Sessions are few. The variance between sessions, less what the noise within them explains, gives their error by
   Student's t (Cornfield, Tukey: Average Values of Mean Squares in Factorials, 1956). Sessions and prompts are crossed:
   another session measures the same prompts again, so it adds no information about how prompts differ.
@@ -38,6 +37,7 @@ LEAST_PROMPTS = 5  # fewer have no interval
 # The noise within sessions is itself estimated from few cells. To subtract all of it makes intervals of three sessions
 # too narrow, since a negative rest counts as 0.
 _NOISE_SHARE = 0.75
+_EQUAL = 5  # prompts' worth of the assumption that relative errors are equally large, see `_standard_errors`
 _MANY = 1000  # degrees of freedom of a spread that is assumed
 _LEVELS = np.geomspace(1e-6, 1.0, 400)  # p-values are interpolated between these
 
@@ -120,7 +120,7 @@ def interval_of(figure: Callable[[Floats], Floats], values: Floats, prompts: Int
     without = figure(whole - sums)[:, None]
     if np.isnan(without).any():
         return None
-    error, freedom = _jackknife(without, np.ones_like(without))
+    error, freedom = _standard_errors(without, np.ones_like(without))
     value = float(figure(whole)[0])
     return _Error(value, float(error[0]), float(freedom[0]), _Sessions(0.0, 1), logarithmic=False).interval()
 
@@ -174,7 +174,7 @@ def quotient(now: Observations, then: Observations, session_spread: float) -> Qu
     whole = by_prompt.sum(axis=0)
     left = whole - by_prompt
     without = np.log(left[:, 0] / left[:, 1] / (left[:, 2] / left[:, 3]))[:, None]
-    errors, freedoms = _jackknife(without, by_prompt[:, 1:2])
+    errors, freedoms = _standard_errors(without, by_prompt[:, 1:2])
     ratios = float(whole[0] / whole[1]), float(whole[2] / whole[3])
     counts = [len(logarithms) for logarithms in sessions]
     degrees = sum(counts) - 2
@@ -253,7 +253,7 @@ def _errors(
     logarithmic &= (without > 0).all(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(logarithmic, np.log(without), without)
-    prompt_errors, freedoms = _jackknife(scaled, _totals(bottoms, prompts))
+    prompt_errors, freedoms = _standard_errors(scaled, _totals(bottoms, prompts))
     sessions = _sessions(influence, levels, uses_baseline)
     return [
         _Error(float(value[m]), float(prompt_errors[m]), float(freedoms[m]), session, bool(logarithmic[m]))
@@ -272,29 +272,25 @@ def _left_out(tops: Floats, bottoms: Floats, prompts: Ints) -> tuple[Floats, Flo
     return ratios, without, _ratios(tops - ratios * bottoms, np.broadcast_to(below, tops.shape))
 
 
-def _jackknife(without: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Standard errors [M] and their degrees of freedom [M], from figures without each prompt [P, M]."""
-    count = len(without)
-    deviations = without - without.mean(axis=0)
-    errors = np.sqrt((count - 1) / count * (deviations**2).sum(axis=0))
-    return errors, _freedom(deviations, weights)
+def _standard_errors(without: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Standard errors [M] and their degrees of freedom [M], from figures without each prompt and its weights, [P, M].
 
+    n prompts matter, (sum w)^2 / sum w^2 (Kish: Survey Sampling, 1965). Two variances are averaged:
 
-def _freedom(deviations: Floats, weights: Floats) -> Floats:
-    """Degrees of freedom [M] of a sum of squares to which few prompts may contribute most.
+    * the jackknife's, n times. It is right for many prompts, and too small for few without one of the rare long ones;
+    * the weighted variance of the errors relative to the weights, divided by n - 1, _EQUAL times. It is right where
+      these relative errors are equally large, and short prompts then show how far the long ones may be off.
 
-    Two counts of prompts that matter, (sum x)^2 / sum x^2: one by what they take (`weights`, known well), one by what
-    they add to the error (`deviations`^2, known badly). Their mean covers best (see benchmarks/coverage.py).
+    Equal weights make both the variance of a mean, with P - 1 degrees of freedom.
     """
-    by_error = _effective(deviations**2)
-    return np.maximum((_effective(weights) - 1 + by_error) / 2, 1.0)
-
-
-def _effective(amounts: Floats) -> Floats:
-    """(sum x)^2 / sum x^2 of each column of amounts [P, M]; the number of prompts where all are 0."""
-    squares = (amounts**2).sum(axis=0)
-    whole = np.full_like(squares, len(amounts))
-    return np.asarray(np.divide(amounts.sum(axis=0) ** 2, squares, out=whole, where=squares > 0))
+    count = len(without)
+    errors = (without - without.mean(axis=0)) * (count - 1) / count
+    jackknife = count / (count - 1) * (errors**2).sum(axis=0)
+    shares = _ratios(weights, np.broadcast_to(weights.sum(axis=0), weights.shape))
+    matter = 1 / (shares**2).sum(axis=0)
+    freedoms = np.maximum(matter - 1, 1.0)
+    relative = np.divide(errors**2, shares, out=np.zeros_like(errors), where=shares > 0).sum(axis=0) / freedoms
+    return np.sqrt((matter * jackknife + _EQUAL * relative) / (matter + _EQUAL)), freedoms
 
 
 @lru_cache(maxsize=64)
