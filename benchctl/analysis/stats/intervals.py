@@ -34,9 +34,10 @@ Ints = NDArray[np.int64]
 
 LEVEL = 0.05  # the chance that an interval misses
 LEAST_PROMPTS = 5  # fewer have no interval
-# The noise within sessions is itself estimated from few cells. To subtract all of it makes intervals of three sessions
-# too narrow, since a negative rest counts as 0.
-_NOISE_SHARE = 0.75
+# This times v / (v + noise) is the share of the noise within sessions that is subtracted, v being the variance by
+# prompts. Where equal methods differ by noise alone, the share is 0.7. To subtract all would make intervals too narrow:
+# the noise is itself estimated, and a negative rest counts as 0.
+_NOISE_SHARE = 1.4
 _EQUAL = 5  # prompts' worth of the assumption that relative errors are equally large, see `_standard_errors`
 _MANY = 1000  # degrees of freedom of a spread that is assumed
 _LEVELS = np.geomspace(1e-6, 1.0, 400)  # p-values are interpolated between these
@@ -254,7 +255,8 @@ def _errors(
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(logarithmic, np.log(without), without)
     prompt_errors, freedoms = _standard_errors(scaled, _totals(bottoms, prompts))
-    sessions = _sessions(influence, levels, uses_baseline)
+    by_prompts = (prompt_errors * np.where(logarithmic, value, 1)) ** 2
+    sessions = _sessions(influence, by_prompts, levels, uses_baseline)
     return [
         _Error(float(value[m]), float(prompt_errors[m]), float(freedoms[m]), session, bool(logarithmic[m]))
         if (session := sessions[m]) is not None and counted[m] >= LEAST_PROMPTS and not np.isnan(without[:, m]).any()
@@ -299,9 +301,12 @@ def _critical(freedom: float) -> Floats:
     return np.asarray(-stdtrit(freedom, _LEVELS / 2))
 
 
-def _sessions(influence: Floats, levels: Levels, uses_baseline: Sequence[bool]) -> list[_Sessions | None]:
-    """For each figure; None where sessions are part of its error and the size of that part is unknown."""
-    together = _within(influence, _codes(levels.session), _codes(levels.prompt))
+def _sessions(
+    influence: Floats, by_prompts: Floats, levels: Levels, uses_baseline: Sequence[bool]
+) -> list[_Sessions | None]:
+    """For each figure, whose variances by prompts are known; None where sessions are part of its error and the size of
+    that part is unknown."""
+    together = _within(influence, by_prompts, _codes(levels.session), _codes(levels.prompt))
     if levels.other_session is None:
         return list(together)
     ours, theirs = _codes(levels.session), _codes(levels.other_session)
@@ -313,7 +318,7 @@ def _sessions(influence: Floats, levels: Levels, uses_baseline: Sequence[bool]) 
     ]
 
 
-def _within(influence: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]:
+def _within(influence: Floats, by_prompts: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]:
     """Sessions crossed with prompts: the variance between sessions, less most of what the noise within explains."""
     s, p = int(sessions.max()) + 1, int(prompts.max()) + 1
     if s < 2:
@@ -323,7 +328,9 @@ def _within(influence: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]
     noise = cells - by_session[:, None] / p - by_prompt[None] / s
     spread = s / (s - 1) * (by_session**2).sum(axis=0)
     explained = s * p / ((s - 1) * (p - 1)) * (noise**2).sum(axis=(0, 1))
-    return [_Sessions(sqrt(more), s - 1) for more in np.maximum(spread - _NOISE_SHARE * explained, 0)]
+    whole = by_prompts + explained
+    shares = _NOISE_SHARE * np.divide(by_prompts, whole, out=np.zeros_like(whole), where=whole > 0)
+    return [_Sessions(sqrt(more), s - 1) for more in np.maximum(spread - shares * explained, 0)]
 
 
 def _apart(influence: Floats, ours: Ints, theirs: Ints) -> Floats:
