@@ -26,7 +26,7 @@ from refusals import refused
 
 from benchctl.analysis.tables.text import Format, View, summary
 from benchctl.analysis.warnings import _TEMPLATES
-from benchctl.records.schema import Row, Run
+from benchctl.records.schema import Row, Run, Verdict
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BRIEF, FULL = View(), View(full=True)
@@ -240,6 +240,17 @@ def test_json_has_full_precision_and_no_number_that_json_lacks(tmp_path: Path) -
     assert speedup["value"] != round(speedup["value"], 6)
     assert figures[BASELINE]["metrics"]["acceptance_rate"]["value"] is None
     assert "NaN" not in _text(tmp_path, "json")
+
+
+@pytest.mark.parametrize(
+    ("run", "verdict"), [(replace(RUN, temperature=0.7), "sampled"), (replace(RUN, imported="x"), None)]
+)
+def test_json_says_of_no_answers_that_were_not_compared_whether_they_are_lossless(
+    tmp_path: Path, run: Run, verdict: Verdict | None
+) -> None:
+    """The table had a dash, and JSON "lossless": false."""
+    rows = [replace(row, verdict=row.verdict and verdict, first_divergence=None) for row in usual_rows()]
+    assert {figure["lossless"] for figure in _figures(tmp_path, rows, run).values()} == {None}
 
 
 def test_csv_has_a_line_per_suite_and_method_with_the_figures_of_json(tmp_path: Path) -> None:
