@@ -120,7 +120,7 @@ def _measured(world: World, drawn: Floats, sessions: int, rng: np.random.Generat
 
 
 @click.command()
-@click.option("--data-sets", type=click.IntRange(10), default=1000, show_default=True, help="Drawn for each line.")
+@click.option("--data-sets", type=click.IntRange(10), default=2000, show_default=True, help="Drawn for each line.")
 @click.option("--suites", type=click.Choice(tuple(LINES)), multiple=True, help="Lines to draw; all by default.")
 @click.option("--results", type=click.Path(path_type=Path, exists=True), default="results/reference", show_default=True)
 @click.option("--out", default="results/bench", show_default=True, type=click.Path(path_type=Path), help="Folder.")
