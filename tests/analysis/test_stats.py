@@ -1,5 +1,7 @@
 """Intervals worked out by hand: pairing, sessions, repeats, and no interval where there is no telling."""
 
+from math import log
+
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
@@ -45,17 +47,27 @@ def test_the_interval_of_a_difference_of_means_is_that_of_student_s_t() -> None:
 
 
 def test_the_error_of_prompts_of_unequal_length_by_hand() -> None:
-    """Lengths 4 1 1 1 1, so 64 / 20 = 3.2 prompts matter. The long one is right, the short ones err by a half."""
-    bottom = np.array([4.0, 1, 1, 1, 1])
-    less = (np.zeros((5, 1)), np.ones((5, 1)))
-    (found,) = ratio_intervals(
-        np.array([[0.0], [0.5], [-0.5], [0.5], [-0.5]]), bottom[:, None], _levels(1, 5, 1), less=less
-    )
-    assert found is not None
-    errors = 4 / 5 * np.array([0, 0.5, -0.5, 0.5, -0.5]) / (8 - bottom)
-    jackknife, relative = 5 / 4 * (errors**2).sum(), (errors**2 / (bottom / 8)).sum() / 2.2
-    half_width = critical(0.05, 2.2) * ((3.2 * jackknife + 5 * relative) / 8.2) ** 0.5
-    assert (found.low, found.high) == pytest.approx((-half_width, half_width))
+    """Times of 4 1 1 1 1, so 64 / 20 = 3.2 prompts matter. The long one is right, the short ones err by a half."""
+    top, bottom = np.array([4.0, 1.5, 0.5, 1.5, 0.5]), np.array([4.0, 1, 1, 1, 1])
+    found = _interval(top, bottom, _levels(1, 5, 1))
+    weights = (top + bottom) / 16
+    matter = 1 / (weights**2).sum()
+    logarithms = np.log([1, 6.5 / 7, 7.5 / 7, 6.5 / 7, 7.5 / 7])
+    errors = 4 / 5 * (logarithms - logarithms.mean())
+    jackknife, relative = 5 / 4 * (errors**2).sum(), (errors**2 / weights).sum() / (matter - 1)
+    factor = np.exp(critical(0.05, matter - 1) * ((matter * jackknife + 6 * relative) / (matter + 6)) ** 0.5)
+    assert (found.low, found.high) == pytest.approx((1 / factor, factor))
+
+
+def test_one_answer_that_ends_at_once_widens_no_interval_without_bounds() -> None:
+    """A lossy method stops after a token where the baseline writes a page. Relative to its own time the error of that
+    prompt is a hundred times as large; a weight by both times bounds it."""
+    rng = np.random.default_rng(8)
+    top = rng.lognormal(0, 0.3, 40)
+    usual = top * rng.lognormal(0, 0.2, 40)
+    short = np.concatenate([[0.001], usual[1:]])
+    plain, with_it = (_interval(top, bottom, _levels(1, 40, 1)) for bottom in (usual, short))
+    assert log(with_it.high / with_it.low) < 1.5 * log(plain.high / plain.low)
 
 
 def test_a_prompt_without_a_bottom_does_not_widen_the_interval() -> None:

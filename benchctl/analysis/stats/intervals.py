@@ -38,7 +38,7 @@ LEAST_PROMPTS = 5  # fewer have no interval
 # prompts. Where equal methods differ by noise alone, the share is 0.7. To subtract all would make intervals too narrow:
 # the noise is itself estimated, and a negative rest counts as 0.
 _NOISE_SHARE = 1.4
-_EQUAL = 5  # prompts' worth of the assumption that relative errors are equally large, see `_standard_errors`
+_EQUAL = 6  # prompts' worth of the assumption that relative errors are equally large, see `_standard_errors`
 _MANY = 1000  # degrees of freedom of a spread that is assumed
 _LEVELS = np.geomspace(1e-6, 1.0, 400)  # p-values are interpolated between these
 
@@ -121,7 +121,7 @@ def interval_of(figure: Callable[[Floats], Floats], values: Floats, prompts: Int
     without = figure(whole - sums)[:, None]
     if np.isnan(without).any():
         return None
-    error, freedom = _standard_errors(without, np.ones_like(without))
+    error, freedom = _standard_errors(without, [np.ones_like(without)])
     value = float(figure(whole)[0])
     return _Error(value, float(error[0]), float(freedom[0]), _Sessions(0.0, 1), logarithmic=False).interval()
 
@@ -175,7 +175,7 @@ def quotient(now: Observations, then: Observations, session_spread: float) -> Qu
     whole = by_prompt.sum(axis=0)
     left = whole - by_prompt
     without = np.log(left[:, 0] / left[:, 1] / (left[:, 2] / left[:, 3]))[:, None]
-    errors, freedoms = _standard_errors(without, by_prompt[:, 1:2])
+    errors, freedoms = _standard_errors(without, np.split(by_prompt, 4, axis=1))
     ratios = float(whole[0] / whole[1]), float(whole[2] / whole[3])
     counts = [len(logarithms) for logarithms in sessions]
     degrees = sum(counts) - 2
@@ -254,7 +254,7 @@ def _errors(
     logarithmic &= (without > 0).all(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(logarithmic, np.log(without), without)
-    prompt_errors, freedoms = _standard_errors(scaled, _totals(bottoms, prompts))
+    prompt_errors, freedoms = _standard_errors(scaled, [_totals(tops, prompts), _totals(bottoms, prompts)])
     by_prompts = (prompt_errors * np.where(logarithmic, value, 1)) ** 2
     sessions = _sessions(influence, by_prompts, levels, uses_baseline)
     return [
@@ -274,10 +274,11 @@ def _left_out(tops: Floats, bottoms: Floats, prompts: Ints) -> tuple[Floats, Flo
     return ratios, without, _ratios(tops - ratios * bottoms, np.broadcast_to(below, tops.shape))
 
 
-def _standard_errors(without: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Standard errors [M] and their degrees of freedom [M], from figures without each prompt and its weights, [P, M].
+def _standard_errors(without: Floats, sums: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """Standard errors [M] and their degrees of freedom [M], from figures without each prompt [P, M].
 
-    n prompts matter, (sum w)^2 / sum w^2 (Kish: Survey Sampling, 1965). Two variances are averaged:
+    `sums`, [P, M] each, have what each prompt adds to the sums of the figure. The weight w of a prompt is its mean
+    share of them. So n = 1 / sum w^2 prompts matter (Kish: Survey Sampling, 1965). Two variances are averaged:
 
     * the jackknife's, n times. It is right for many prompts, and too small for few without one of the rare long ones;
     * the weighted variance of the errors relative to the weights, divided by n - 1, _EQUAL times. It is right where
@@ -288,11 +289,18 @@ def _standard_errors(without: Floats, weights: Floats) -> tuple[Floats, Floats]:
     count = len(without)
     errors = (without - without.mean(axis=0)) * (count - 1) / count
     jackknife = count / (count - 1) * (errors**2).sum(axis=0)
-    shares = _ratios(weights, np.broadcast_to(weights.sum(axis=0), weights.shape))
+    weights = sum(_shares(np.abs(each)) for each in sums)
+    shares = _shares(np.asarray(weights))
     matter = 1 / (shares**2).sum(axis=0)
     freedoms = np.maximum(matter - 1, 1.0)
     relative = np.divide(errors**2, shares, out=np.zeros_like(errors), where=shares > 0).sum(axis=0) / freedoms
     return np.sqrt((matter * jackknife + _EQUAL * relative) / (matter + _EQUAL)), freedoms
+
+
+def _shares(amounts: Floats) -> Floats:
+    """Of each column's sum; equal ones where it is 0."""
+    whole = np.broadcast_to(amounts.sum(axis=0), amounts.shape)
+    return np.divide(amounts, whole, out=np.full_like(amounts, 1 / len(amounts)), where=whole > 0)
 
 
 @lru_cache(maxsize=64)
