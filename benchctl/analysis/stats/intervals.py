@@ -300,7 +300,7 @@ def _standard_errors(without: Floats, sums: Sequence[Floats]) -> tuple[Floats, F
 def _shares(amounts: Floats) -> Floats:
     """Of each column's sum; equal ones where it is 0."""
     whole = np.broadcast_to(amounts.sum(axis=0), amounts.shape)
-    return np.divide(amounts, whole, out=np.full_like(amounts, 1 / len(amounts)), where=whole > 0)
+    return np.asarray(np.divide(amounts, whole, out=np.full_like(amounts, 1 / len(amounts)), where=whole > 0))
 
 
 @lru_cache(maxsize=64)
