@@ -13,12 +13,13 @@ import gzip
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
+from benchctl.training.data.packing import Tokens
 from benchctl.training.data.reading import read_corpus
 from benchctl.training.modules.frozen import chat_of, find_target
 
@@ -86,9 +87,10 @@ def keep(file: str) -> None:
         )
 
 
-def key(prompt: Sequence[int]) -> str:
+def key(prompt: Sequence[int] | Tokens) -> str:
     return blake2b(np.asarray(prompt, dtype=np.int32).tobytes(), digest_size=8).hexdigest()
 
 
 if __name__ == "__main__":
-    {"prompts": prompts, "answers": answers, "keep": keep}[sys.argv[1]](*sys.argv[2:])
+    parts: dict[str, Callable[..., None]] = {"prompts": prompts, "answers": answers, "keep": keep}
+    parts[sys.argv[1]](*sys.argv[2:])
