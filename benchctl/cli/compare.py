@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from benchctl.cli import INVALID_DATA, WRONG_USAGE
-from benchctl.cli import completion as completing
 from benchctl.cli.options import options_from
 from benchctl.errors import InvalidData, UserError
 from benchctl.options import setting
@@ -30,8 +29,6 @@ class _Options:
         "table",
         "table: for the terminal. md: Markdown. tex: LaTeX with booktabs. csv, json: every figure with its interval, "
         "unrounded.",
-        choices=("table", "md", "csv", "json", "tex", "brief"),  # brief gets an error of its own
-        metavar="[table|md|csv|json|tex]",
     )
     full: bool = setting(False, "Print all tables, a list of full labels, and all warnings with their advice.")
     by_suite: bool = setting(False, "Print figures for each suite, in addition to all suites together.")
@@ -46,14 +43,12 @@ class _Options:
         "Print this name instead of a label. May be repeated.",
         flags=("--name",),
         metavar="LABEL=NAME",
-        completion="labels",
     )
     over: str | None = setting(
         None,
         "Use this method as the baseline for speed, exact match, acceptance and degeneration. Verdicts, token "
         "agreement and target agreement do not change.",
         metavar="LABEL",
-        completion="labels",
     )
     acceptance: bool = setting(
         False, "Print only acceptance: under all its names, by position and by tokens per step, of methods that draft."
@@ -63,7 +58,6 @@ class _Options:
         "More scores of these answers. Scores next to FILES are always read. May be repeated. Without FILES: print how "
         "much the judges of these scores agree.",
         metavar="FILE",
-        completion="files",
     )
     check: bool = setting(False, "Only check that every line of FILES, or of scores files, is valid.")
     schema: Literal["results", "scores"] | None = setting(
@@ -72,7 +66,7 @@ class _Options:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="FILES...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, metavar="FILES...")
 @options_from(_Options, "options")
 @click.pass_context
 def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
@@ -110,8 +104,6 @@ def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -
 
 def _check_usage(files: Sequence[str], options: _Options) -> None:
     """Refuses options that need others, or that would have no effect with them."""
-    if str(options.format) == "brief":
-        raise click.UsageError("--format brief is now the default: leave it out. --full prints all tables.")
     given = {name for name, value in vars(options).items() if value != getattr(_Options, name)}
     for alone in {"check", "schema"} & given:
         if given - {alone} or (alone == "schema" and files):

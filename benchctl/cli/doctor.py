@@ -30,10 +30,8 @@ _RIGHT, _TOO_OFTEN = 0.05, 0.10  # false-positive rates
 class _OwnModel:
     """The options of the checks on a user's own model."""
 
-    draft_model: str = setting("", DRAFT_HELP, metavar="NAME|FOLDER|ID", completion="models")
-    suites: tuple[str, ...] = setting(
-        ("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE", completion="benches"
-    )
+    draft_model: str = setting("", DRAFT_HELP, metavar="NAME|FOLDER|ID")
+    suites: tuple[str, ...] = setting(("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE")
     limit: int = setting(
         3, "N prompts of each suite, of each category as many; of several turns the first.", metavar="N", least=1
     )
@@ -57,14 +55,12 @@ class _Options:
         "with --model on that model. May be repeated. `all`: every built-in method.",
         flags=("--method", "-m"),
         metavar="LABEL",
-        completion="labels",
     )
     aa: bool = setting(False, "Compare the baseline with itself: in FILES, or in a small run.")
     model: str = setting(
         "",
         "Target of --method, in float64, or of the small run of --aa.",
         metavar="NAME|FOLDER|ID",
-        completion="models",
     )
     own: _OwnModel = field(default_factory=_OwnModel)
     threads: int = setting(1, "CPU threads of torch.", least=1)

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import click
 
-from benchctl.cli import completion as completing
 from benchctl.cli.options import check_comparable, options_from, read_files, read_scores
 from benchctl.errors import InvalidData, UserError
 from benchctl.options import setting
@@ -33,7 +32,6 @@ class _Options:
         "Results of an earlier run, with which speed is compared. Repeat it for more sessions.",
         flags=("--previous", "-p"),
         metavar="FILE",
-        completion="files",
     )
     speedup: float = setting(
         0.9,
@@ -69,7 +67,6 @@ class _Options:
         (),
         "More scores of these answers. Scores next to FILES are always read. May be repeated.",
         metavar="FILE",
-        completion="files",
     )
     format: Literal["text", "json", "github", "junit"] = setting(
         "text", "text: a line per label. github: annotations for GitHub Actions. junit: XML for CI servers."
@@ -78,7 +75,7 @@ class _Options:
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @options_from(_Options, "options")
 @click.pass_context
 def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:

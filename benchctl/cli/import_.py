@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli import completion as completing
 from benchctl.importing import FORMATS
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("import")
-@click.argument("files", nargs=-1, required=True, metavar="[LABEL=]FILE...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, required=True, metavar="[LABEL=]FILE...")
 @click.option(
     "--format",
     "format",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import click
 
-from benchctl.cli import completion
 from benchctl.errors import UserError
 from benchctl.options import CommandLineOption
 
@@ -79,8 +78,6 @@ def _click_options(kind: type[Any]) -> Iterator[Callable[[Command], Command]]:
                 details["is_flag"] = True
             else:
                 details |= {"type": _click_type(hint, spec), "multiple": get_origin(hint) is tuple}
-            if spec.completion:
-                details["shell_complete"] = getattr(completion, spec.completion)
             flags = spec.flags or (negatable if hint is bool else f"--{word}",)
             yield click.option(*flags, each.name, **details)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from benchctl.analysis.plots.catalogue import helps
-from benchctl.cli import completion as completing
 from benchctl.cli.options import options_from
 from benchctl.options import setting
 
@@ -45,12 +44,8 @@ class _Output:
         None, "Picture to write: .png, .svg or .pdf.  [default: results/ and the name of the picture, .png]"
     )
     theme: Literal["light", "dark"] = setting("light", "Colour of the ground.")
-    size: str = setting(
-        "screen",
-        "7.2 inches wide; one column of a paper (3.35 x 3 inches at most, text of 7 points or more); a slide (13.33 x "
-        "7.5 inches, text of 16 points or more).",
-        choices=("screen", "column", "slide", "page"),
-        metavar="[screen|column|slide]",
+    size: Literal["screen", "column"] = setting(
+        "screen", "7.2 inches wide; or one column of a paper (3.35 x 3 inches at most, text of 7 points or more)."
     )
 
 
@@ -65,7 +60,6 @@ class _Options:
         "Draw this method only: a label, or a name for all its labels. May be repeated.",
         flags=("--method",),
         metavar="LABEL",
-        completion="labels",
     )
     quality: str | None = setting(
         None,
@@ -81,7 +75,7 @@ class _Options:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="[FILES]...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, metavar="[FILES]...")
 @_picture_flags
 @options_from(_Output, "output")
 @options_from(_Options, "options")
@@ -96,7 +90,7 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
     Examples:
       benchctl plot --pareto
       benchctl plot --pareto results/first.jsonl --out first.svg
-      benchctl plot --pareto --theme dark --size slide --out talk.png
+      benchctl plot --pareto --theme dark --out talk.svg
       benchctl plot --pareto --by-suite --out suites.png
       benchctl plot --pareto --quality exact results/tasks.jsonl
       benchctl plot --pareto --quality quality --judge gpt results/first.jsonl
@@ -123,13 +117,9 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
             raise click.UsageError(f"--{name} does not use {_FLAGS.get(option, f'--{option}')}.")
     if options.judge and options.quality != "quality":
         raise click.UsageError("--judge needs --quality quality.")
-    size = output.size
-    if size == "page":
-        click.echo("Note: --size page is now called --size screen.", err=True)
-        size = "screen"
     out = output.out or Path(f"results/{name}.png")
     check_image(out)
-    style, paths = style_of(output.theme, size), tuple(map(Path, files))
+    style, paths = style_of(output.theme, output.size), tuple(map(Path, files))
     request = catalogue.Request(style, paths, options.methods, options.quality or "", options.judge, options.by)
     groups: tuple[Group, ...] = ()
     if picture.reads_results:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from benchctl.cli import completion as completing
-
 if TYPE_CHECKING:
     from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction
     from benchctl.records.schema import Run
@@ -23,13 +21,12 @@ _LARGE_SHARE = 0.1  # of a method's time: an unexplained share above it is a not
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, unrounded.")
 def predict(files: tuple[str, ...], as_json: bool) -> None:
     """Predict each method's speed-up from acceptance and costs, and show where the measured one differs.
 
-    Costs come from profiled steps (`benchctl run --profile`), or else from step times and draft lengths. All figures
-    are of decoding without prefill, per token.
+    It needs profiled steps (`benchctl run --profile`). All figures are of decoding without prefill, per token.
 
     \b
     Examples:
@@ -117,10 +114,9 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[_Table]:
             ("tokens per step", lambda account: f"{account.costs.tokens_per_step:.2f}"),
             ("rows per step", _rows_per_step),
             ("draft step / target step", lambda account: _ratio(account.costs.draft_ratio)),
-            ("its rows / one row", lambda account: _ratio(account.costs.verify_ratio)),
+            ("its rows / one row", lambda account: f"{account.costs.verify_ratio:.3f}"),
             ("depth fraction", lambda account: f"{account.costs.depth_fraction:.3f}"),
             ("prompts", lambda account: str(account.prompts)),
-            ("costs from", lambda account: account.basis),
         ],
     )
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import click
 
 from benchctl import __version__
-from benchctl.cli import completion as completing
 from benchctl.errors import UserError
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="[FILES]...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, metavar="[FILES]...")
 @click.option(
     "-o",
     "--out",
@@ -26,7 +25,6 @@ from benchctl.errors import UserError
     "scores",
     multiple=True,
     metavar="FILE",
-    shell_complete=completing.files,
     help="More scores of these answers. Scores next to FILES are always read. May be repeated.",
 )
 def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchctl.cli import OUT, completion
+from benchctl.cli import OUT
 from benchctl.cli.options import Command, given, options_from, typed
 from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.train_options import DraftOptions, DraftStart, ModuleOptions
@@ -75,9 +75,7 @@ def data_options(command: Command) -> Command:
 
 def model_option(help_text: str) -> Callable[[Command], Command]:
     """The required --model."""
-    return click.option(
-        "--model", required=True, metavar="NAME|FOLDER|ID", shell_complete=completion.models, help=help_text
-    )
+    return click.option("--model", required=True, metavar="NAME|FOLDER|ID", help=help_text)
 
 
 @click.group(cls=Parts, subcommand_metavar="PART [OPTIONS]...")

@@ -34,16 +34,15 @@ def test_numbers_have_three_digits_and_none_is_less_than_nothing_by_rounding(val
     assert three_digits(value) == text
 
 
-def test_a_slide_and_a_column_have_room_for_one_panel(tmp_path: Path) -> None:
+def test_a_column_has_room_for_one_panel(tmp_path: Path) -> None:
     """Of two, the words next to the axes ran into the titles, and out of the picture."""
     runs = [replace(RUN, threads=threads) for threads in (1, 2)]
     files = [read(write(tmp_path / f"{run.threads}.jsonl", usual_rows(1), run)) for run in runs]
     groups = compare(files)
     new_panels(groups, ["a", "b"], style_of(), [1, 1])
-    for size in ("column", "slide"):
-        new_panels(groups[:1], ["a"], style_of(size=size), [1])
-        with refused("too_many_panels", "2", "1"):
-            new_panels(groups, ["a", "b"], style_of(size=size), [1, 1])
+    new_panels(groups[:1], ["a"], style_of(size="column"), [1])
+    with refused("too_many_panels", "2", "1"):
+        new_panels(groups, ["a", "b"], style_of(size="column"), [1, 1])
 
 
 def test_settings_that_panels_share_stand_above_the_first_only(tmp_path: Path) -> None:

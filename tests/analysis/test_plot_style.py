@@ -83,13 +83,13 @@ def test_a_method_has_the_same_colour_in_every_picture(style: Style) -> None:
 def test_a_picture_is_as_wide_as_its_place_and_its_letters_as_high_as_they_must_be(
     style: Style, tmp_path: Path
 ) -> None:
-    least = {"screen": 8, "column": 7, "slide": 16}[style.size]
+    least = {"screen": 8, "column": 7}[style.size]
     assert min(style.small, style.text, style.title) >= least
     figure = new_figure(style, 2.0)
     wide, high = figure.get_size_inches()
-    assert wide == pytest.approx({"screen": 7.2, "column": 3.35, "slide": 13.333}[style.size], abs=1e-3)
-    assert high == (7.5 if style.size == "slide" else 2.0)
-    assert new_figure(style, 9.0).get_figheight() == {"screen": 9, "column": 3, "slide": 7.5}[style.size]
+    assert wide == pytest.approx({"screen": 7.2, "column": 3.35}[style.size], abs=1e-3)
+    assert high == 2.0
+    assert new_figure(style, 9.0).get_figheight() == {"screen": 9, "column": 3}[style.size]
     axes = figure.add_subplot()
     axes.plot([1, 2], [3, 4], label="a")
     axes.set(title="t", xlabel="x", ylabel="y")

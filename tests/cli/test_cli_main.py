@@ -123,17 +123,11 @@ def test_an_interrupted_command_prints_the_one_that_continues_it(
     assert result.exit_code == 130 and result.stderr.splitlines()[-1] == f"  benchctl {printed}"
 
 
-@pytest.mark.parametrize(("verb", "new"), [("verify", "doctor --method"), ("validate", "compare --check")])
-def test_a_verb_that_moved_names_its_new_form_in_one_line(verb: str, new: str) -> None:
-    result = CliRunner().invoke(main, [verb, "--method", "two_model"])
-    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1) and new in result.stderr
-
-
-def test_top_help_fits_80_columns_with_a_line_for_each_verb_and_without_completion() -> None:
+def test_top_help_fits_80_columns_with_a_line_for_each_verb() -> None:
     lines = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout.splitlines()
     assert len(lines) <= 51 and max(map(len, lines)) <= 80
     shown = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS]
-    assert sorted(shown) == sorted(set(VERBS) - {"completion"})
+    assert sorted(shown) == sorted(VERBS)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ _NAMES = {
 }
 _HATCHES = {"slow": "...", "exit": "///", "accelerated": ""}
 _MARKERS = {"slow": "s", "accelerated": "o", "target": "^"}
-_ROW_INCHES = {"screen": 2.9, "column": 3.0, "slide": 7.5}
+_ROW_INCHES = {"screen": 2.9, "column": 3.0}
 _BAR_WIDTH = 0.27
 
 

@@ -1,4 +1,4 @@
-"""Colours, sizes and texts of pictures: light or dark; on a screen, in one column of a paper, or on a slide."""
+"""Colours, sizes and texts of pictures: light or dark; on a screen, or in one column of a paper."""
 
 from __future__ import annotations
 
@@ -38,12 +38,10 @@ class _Theme:
 
 @dataclass(frozen=True)
 class _Size:
-    """`width`, `slide_height` and `most_height` are inches; only a slide has a fixed height. Fonts, lines and markers
-    are points.
+    """`width` and `most_height` are inches. Fonts, lines and markers are points.
     `title`, `text` and `small` are font sizes; no text is smaller than `small`."""
 
     width: float
-    slide_height: float | None
     most_height: float
     dpi: int
     title: float
@@ -79,9 +77,8 @@ THEMES: Final = {
     ),
 }
 SIZES: Final = {
-    "screen": _Size(7.2, None, inf, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
-    "column": _Size(3.35, None, 3.0, 300, title=8, text=7.5, small=7, line=1.0, marker=4.5),
-    "slide": _Size(40 / 3, 7.5, 7.5, 144, title=20, text=17, small=16, line=2.4, marker=12),
+    "screen": _Size(7.2, inf, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
+    "column": _Size(3.35, 3.0, 300, title=8, text=7.5, small=7, line=1.0, marker=4.5),
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
-from typing import Final, TypeGuard
+from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
@@ -89,20 +89,11 @@ def waterfalls(group: Group, labels: Sequence[str]) -> Waterfalls:
     files = [replace(file, rows=[row for row in file.rows if row.suite in suites]) for file in group.files]
     accounts = {account.label: account for account in predict(files)}
     asked = [accounts[label] for label in labels if label in accounts]
-    profiled = [_waterfall(account, group.run.baseline) for account in asked if _is_profiled(account)]
+    profiled = [_waterfall(account, group.run.baseline) for account in asked if isinstance(account, Prediction)]
     return Waterfalls(
         tuple(sorted(profiled, key=lambda waterfall: -waterfall.speedup.value)),
-        tuple(_why_left_out(account) for account in asked if not _is_profiled(account)),
+        tuple(f"{each.label} is left out: {each.reason}." for each in asked if isinstance(each, Unpredicted)),
     )
-
-
-def _is_profiled(account: Prediction | Unpredicted) -> TypeGuard[Prediction]:
-    return isinstance(account, Prediction) and account.basis == "profile"
-
-
-def _why_left_out(account: Prediction | Unpredicted) -> str:
-    no_phases = "it or the baseline was not profiled, or has steps without phases. Measure with --profile"
-    return f"{account.label} is left out: {account.reason if isinstance(account, Unpredicted) else no_phases}."
 
 
 def _waterfall(account: Prediction, baseline: str) -> Waterfall:
@@ -123,8 +114,8 @@ def _waterfall(account: Prediction, baseline: str) -> Waterfall:
 
 
 _BAR = 0.62  # of a row
-_MOST: Final = {"screen": 12, "column": 4, "slide": 6}  # methods
-_COLUMNS: Final = {"screen": 3, "column": 2, "slide": 3}
+_MOST: Final = {"screen": 12, "column": 4}  # methods
+_COLUMNS: Final = {"screen": 3, "column": 2}
 
 
 def draw(groups: Sequence[Group], request: Request) -> Drawing:

@@ -4,7 +4,7 @@ A token that leaves early still reads the head: the layers it ran are a share of
 do not count further heads, as of a rule that looks at the confidence at every exit, so one head is assumed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +15,6 @@ from benchctl.records.schema import Row, Run
 PHASES = ("draft", "verify", "commit", "host")  # of profile rows, see decoding.phases
 UNEXPLAINED = "unexplained"
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_FEWEST_OTHERS = 20  # steps of another draft length than most, for a slope
-_LARGEST_ERROR = 0.1  # of the predicted time of a step
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Account:
 @dataclass(frozen=True)
 class Sums:
     """Answers of one method as numbers, each [answers] but for the steps: `depth` counts steps by the share of the
-    layers they ran, `rows`, `step_s` and `step_drafted` are of all steps in a row."""
+    layers they ran, `rows` has the rows of every step."""
 
     steps: Floats
     tokens: Floats
@@ -54,8 +52,6 @@ class Sums:
     text_tokens: Floats
     phases: Mapping[str, Floats]
     rows: Sequence[int]
-    step_s: Floats
-    step_drafted: Floats
 
     @classmethod
     def of(cls, rows: Sequence[Row], layers: int) -> "Sums":
@@ -69,8 +65,6 @@ class Sums:
             text_tokens=_floats(row.prompt_tokens + len(row.token_ids) / 2 for row in rows),
             phases={name: _floats(sum(row.phases.get(name, ())) for row in rows) for name in PHASES},
             rows=[count for row in rows for count in row.rows],
-            step_s=_floats(seconds for row in rows for seconds in row.step_s),
-            step_drafted=_floats(count for row in rows for count in row.drafted),
         )
 
     @property
@@ -147,50 +141,11 @@ def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float) -
         "host": split.phases["host"] - split.steps * host_s,
     }
     known = {"target steps", "drafting", wider} if drafts else {"target steps"}
-    return _account(parts_s, UNEXPLAINED, known, baseline_s, ours.token_s / theirs.token_s)
-
-
-def by_steps(ours: Sums, theirs: Sums, slope_s: float, head: float) -> Account:
-    """The same from free answers alone, where a drafted token costs `slope_s`, drafting and verification together.
-
-    The rest is what every step of a drafting method costs whatever it drafts, and of another one what it does besides
-    running its layers and a head.
-    """
-    step_s = float(theirs.seconds.sum() / theirs.steps.sum())
-    baseline_s = theirs.for_tokens(theirs.seconds, ours.tokens)
-    drafts = bool(ours.drafted.any())
-    parts_s = {"target steps": (ours.steps if drafts else ours.passes(head)) * step_s}
-    if drafts:
-        parts_s["drafted tokens"] = slope_s * ours.drafted
-    rest = "every step" if drafts else "other work"
-    return _account(parts_s, rest, set(parts_s), baseline_s, ours.token_s / theirs.token_s)
-
-
-def _account(parts_s: Mapping[str, Floats], rest: str, known: Set[str], baseline_s: Floats, measured: float) -> Account:
-    """These parts, by their names, and one more for what of the `measured` time of a token they leave, both being
-    shares of the baseline's."""
-    unit_s = float(baseline_s.sum())
+    measured, unit_s = ours.token_s / theirs.token_s, float(baseline_s.sum())
     parts = [Part(name, float(seconds.sum()) / unit_s, name in known) for name, seconds in parts_s.items()]
-    parts.append(Part(rest, measured - sum(part.share for part in parts), False))
+    parts.append(Part(UNEXPLAINED, measured - sum(part.share for part in parts), False))
     known_s = sum((seconds for name, seconds in parts_s.items() if name in known), np.zeros(len(baseline_s)))
     return Account(tuple(parts), tuple(parts_s.values()), known_s, baseline_s)
-
-
-def slope_of(step_s: Floats, drafted: Floats) -> float | str:
-    """Seconds that a drafted token adds to a step, by least squares over steps [N]; or why that is unknown.
-
-    As many steps that draft 1, 2 and 3 tokens in 3, 5 and 7 s: 2 s.
-    """
-    counts = np.unique(drafted, return_counts=True)[1]
-    if len(drafted) - counts.max() < _FEWEST_OTHERS:
-        return "nearly all its steps draft as many tokens, so the cost of drafts cannot be separated from that of steps"
-    away = drafted - drafted.mean()
-    slope = float(away @ step_s / (away @ away))
-    left = step_s - step_s.mean() - slope * away
-    error = float(np.sqrt(left @ left / (len(left) - 2) / (away @ away)))
-    if error * drafted.mean() > _LARGEST_ERROR * step_s.mean():
-        return "its step times vary too much to estimate what drafts cost"
-    return slope
 
 
 def _floats(values: Iterable[float]) -> Floats:

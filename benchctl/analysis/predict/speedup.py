@@ -11,7 +11,7 @@ an account add up. Speed-ups are per token, whatever the lengths of the answers.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,16 +24,13 @@ from benchctl.analysis.predict.accounts import (
     Part,
     Sums,
     by_phases,
-    by_steps,
     head_share,
-    slope_of,
 )
 from benchctl.analysis.stats.intervals import Floats, Interval, Levels, codes_of, ratio_intervals
 from benchctl.errors import UserError
 from benchctl.records.schema import Mode, Row, Run
 from benchctl.records.writer import RunFile
 
-Basis = Literal["profile", "steps"]
 _MODES: tuple[Mode, Mode] = ("free", "profile")
 
 
@@ -47,8 +44,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a step does, on average, and what that costs: a drafted token and a verification, each over the baseline's
-    verification of one row; None where the rows are not profiled. `rows` counts steps by the rows they verified,
+    """What a step does, on average, and what that costs: a drafted token (None without drafts) and a verification, each
+    over the baseline's verification of one row. `rows` counts steps by the rows they verified,
     `text_tokens` is the mean length of the text that steps saw."""
 
     tokens_per_step: float
@@ -56,8 +53,8 @@ class Costs:
     depth_fraction: float
     rows: Mapping[int, int]
     text_tokens: float
-    draft_ratio: float | None = None
-    verify_ratio: float | None = None
+    draft_ratio: float | None
+    verify_ratio: float
 
     @property
     def rows_per_step(self) -> float:
@@ -66,14 +63,13 @@ class Costs:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A method's account. `basis` is the source of the costs: profile rows, or how step times follow the drafts.
+    """A method's account.
 
     The parts add up to 1 / measured, those that the prediction knows of to 1 / predicted; the gap is measured less
     predicted. `baseline_token_s` is what the baseline takes for a token.
     """
 
     label: str
-    basis: Basis
     prompts: int
     generations: int
     baseline_token_s: float
@@ -85,7 +81,7 @@ class Prediction:
 
     @property
     def unexplained(self) -> float:
-        """By how much the free steps take longer than the profiled ones, as a share; 0 without a profile."""
+        """By how much the free steps take longer than the profiled ones, as a share."""
         return sum(part.share for part in self.parts if part.name == UNEXPLAINED)
 
     @property
@@ -170,23 +166,18 @@ def _collect(files: Sequence[RunFile]) -> _Found:
 
 
 def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
-    """From the same answers of the method and of the baseline, and from both profiled where all phases are known."""
+    """From the same answers of the method and of the baseline, free and profiled with all phases."""
     free, profiled = ([found.get((name, mode), {}) for name in (label, run.baseline)] for mode in _MODES)
-    split = all(set(row.phases) == set(PHASES) for rows in profiled for row in rows.values())
-    answers = [*free, *profiled] if all(profiled) and split else free
-    cells = [cell for cell in answers[0] if all(cell in others for others in answers[1:])]
-    if not cells:
+    if not any(cell in free[1] for cell in free[0]):
         return Unpredicted(label, "it and the baseline have no valid answer to the same prompt. See `benchctl compare`")
+    answers = [*free, *profiled]
+    cells = [cell for cell in free[0] if all(cell in others for others in answers[1:])]
+    if not cells or any(set(row.phases) != set(PHASES) for rows in profiled for row in rows.values()):
+        reason = "it or the baseline was not profiled, or has steps without phases"
+        return Unpredicted(label, f"{reason}. Measure with `benchctl run --profile`")
     sums = [Sums.of([others[cell] for cell in cells], run.target.layers) for others in answers]
-    ours, theirs = sums[:2]
-    head = head_share(run, theirs.step_text_tokens)
-    if len(sums) > 2:
-        account = by_phases(ours, theirs, sums[2], sums[3], head)
-    else:
-        slope = slope_of(ours.step_s, ours.step_drafted) if ours.drafted.any() else 0.0
-        if isinstance(slope, str):
-            return Unpredicted(label, f"{slope}. Measure with --profile")
-        account = by_steps(ours, theirs, slope, head)
+    ours, theirs, split, plain = sums
+    account = by_phases(ours, theirs, split, plain, head_share(run, theirs.step_text_tokens))
     sessions = codes_of([(cell.file, cell.session) for cell in cells])
     levels = Levels(sessions, codes_of([(cell.suite, cell.prompt_id) for cell in cells]))
     tops = np.column_stack([account.baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
@@ -196,11 +187,10 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
     (interval,) = ratio_intervals(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
     return Prediction(
         label=label,
-        basis="profile" if len(sums) > 2 else "steps",
         prompts=len({(cell.suite, cell.prompt_id) for cell in cells}),
         generations=len(cells),
         baseline_token_s=theirs.token_s,
-        costs=_costs(sums),
+        costs=_costs(ours, split, plain),
         predicted=predicted,
         measured=measured,
         gap=Figure(measured.value - predicted.value, interval),
@@ -219,20 +209,15 @@ def _with_intervals(account: Account, seconds: Floats, baseline_s: Floats, level
     return tuple(replace(part, interval=found) for part, found in zip(account.parts, intervals, strict=True))
 
 
-def _costs(sums: Sequence[Sums]) -> Costs:
-    ours = sums[0]
-    steps, drafted = float(ours.steps.sum()), float(ours.drafted.sum())
-    verify_ratio = draft_ratio = None
-    if len(sums) > 2:
-        split, verify_s = sums[2], sums[3].step_phase_s("verify")
-        verify_ratio = split.step_phase_s("verify") / verify_s
-        draft_ratio = float(split.phases["draft"].sum() / split.drafted.sum()) / verify_s if drafted else None
+def _costs(ours: Sums, split: Sums, plain: Sums) -> Costs:
+    """From free and profiled answers of the method, and profiled ones of the baseline."""
+    steps, drafted, verify_s = float(ours.steps.sum()), float(ours.drafted.sum()), plain.step_phase_s("verify")
     return Costs(
         tokens_per_step=ours.total_tokens / steps,
         drafted_per_step=drafted / steps,
         depth_fraction=float(ours.depth.sum()) / ours.total_tokens,
         rows=dict(Counter(ours.rows)),
         text_tokens=ours.step_text_tokens,
-        draft_ratio=draft_ratio,
-        verify_ratio=verify_ratio,
+        draft_ratio=float(split.phases["draft"].sum() / split.drafted.sum()) / verify_s if drafted else None,
+        verify_ratio=split.step_phase_s("verify") / verify_s,
     )
