@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
@@ -55,8 +54,7 @@ class _Options:
     )
     scores: tuple[str, ...] = setting(
         (),
-        "More scores of these answers. Scores next to FILES are always read. May be repeated. Without FILES: print how "
-        "much the judges of these scores agree.",
+        "More scores of these answers. Scores next to FILES are always read. May be repeated.",
         metavar="FILE",
     )
     check: bool = setting(False, "Only check that every line of FILES, or of scores files, is valid.")
@@ -87,7 +85,6 @@ def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -
       benchctl compare results/first.jsonl --name two_model='Draft model' --format md
       benchctl compare results/first.jsonl --over 'two_model[draft_tokens=5]'
       benchctl compare results/first.jsonl --acceptance
-      benchctl compare --scores results/first.scores.jsonl
       benchctl compare --check 'results/*.jsonl'
       benchctl compare --schema results > results.schema.json
     """
@@ -96,8 +93,6 @@ def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -
         _print_schema(options.schema)
     elif options.check:
         context.exit(_check(files))
-    elif not files:
-        _print_agreement(options)
     else:
         _print_comparison(files, options)
 
@@ -110,12 +105,8 @@ def _check_usage(files: Sequence[str], options: _Options) -> None:
             raise click.UsageError(f"--{alone} does not compare: leave the other options out.")
     if options.schema:
         return
-    if not files and not options.scores:
-        raise click.UsageError(
-            "No files are named. Name results files" + ("." if options.check else ", or use --scores alone.")
-        )
-    if not files and (given - {"scores", "format"} or options.format not in ("table", "json")):
-        raise click.UsageError("--scores without FILES prints how judges agree, as text or json: name FILES.")
+    if not files:
+        raise click.UsageError("No files are named. Name results files.")
     unused = {*_OF_TABLES} if options.format in ("csv", "json") else set()
     unused |= {"full", "columns", "by_category"} if options.acceptance else set()
     for name in given & unused:
@@ -193,24 +184,3 @@ def _print_schema(kind: Literal["results", "scores"]) -> None:
     from benchctl.records.scores import Score
 
     click.echo(json_schema(*([Score] if kind == "scores" else [Run, Row])))
-
-
-def _print_agreement(options: _Options) -> None:
-    """How much judges agree, from their scores only."""
-    from benchctl.analysis.judges.figures import agreements
-    from benchctl.analysis.judges.judgements import from_scores
-    from benchctl.analysis.tables.columns import agreement_sentence
-    from benchctl.analysis.tables.export import agreement_document
-    from benchctl.cli.options import read_scores
-
-    measured = agreements(from_scores(read_scores(options.scores)))
-    if not measured:
-        raise UserError(
-            "no_common_judgements",
-            f"{', '.join(options.scores)}: no two judges judged the same pairs. Name the scores of several judges.",
-        )
-    if options.format == "json":
-        click.echo(json.dumps({"agreement_of_judges": [agreement_document(each) for each in measured]}, indent=2))
-        return
-    for each in measured:
-        click.echo(agreement_sentence(each))

@@ -112,22 +112,6 @@ def draft(options: DraftOptions, start: DraftStart) -> None:
     run_job(job, options, options.model)
 
 
-@train.command()
-@click.option("--run", type=click.Path(path_type=Path), required=True, help="The --out folder of an unfinished run.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the model.")
-def export(run: Path, out: Path) -> None:
-    """Write the newest checkpoint of an unfinished model as a model folder.
-
-    \b
-    Examples:
-      benchctl train export --run my-draft --out so-far
-    """
-    from benchctl.training.jobs import export_checkpoint
-
-    export_checkpoint(run, out, lambda notice: click.echo(notice, err=True))
-    click.echo(f"Wrote {out}")
-
-
 def _modules_command(label: str) -> click.Command:
     """The command that trains the modules of one method; the method itself is imported when it runs."""
 
