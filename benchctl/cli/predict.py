@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction
+    from benchctl.analysis.predict import Accounts, Figure, Prediction
     from benchctl.records.schema import Run
     from benchctl.records.writer import RunFile
 
@@ -33,7 +33,7 @@ def predict(files: tuple[str, ...], as_json: bool) -> None:
       benchctl predict results/profiled.jsonl
       benchctl predict results/profiled.jsonl --json
     """
-    from benchctl.analysis.predict.speedup import predict as predict_files
+    from benchctl.analysis.predict import predict as predict_files
     from benchctl.cli.options import read_files
 
     runs = [file for file in read_files(files) if file.rows]
@@ -44,9 +44,8 @@ def predict(files: tuple[str, ...], as_json: bool) -> None:
 def _tables(files: Sequence[RunFile], accounts: Accounts) -> str:
     """The accounts as tables and notes in the terminal's width, without a newline at the end."""
     from benchctl.analysis.names import short_labels
-    from benchctl.analysis.predict.speedup import Prediction
-    from benchctl.analysis.tables.markup import Grid, Paragraph
-    from benchctl.analysis.tables.terminal import terminal
+    from benchctl.analysis.predict import Prediction
+    from benchctl.analysis.tables.grids import Grid, Paragraph, terminal
 
     run = files[0].run
     heading = Paragraph((f"Decoding, against {run.baseline} on {run.target_name}; prefill left out.",))
@@ -66,7 +65,7 @@ def _tables(files: Sequence[RunFile], accounts: Accounts) -> str:
 
 def _json(files: Sequence[RunFile], accounts: Accounts) -> str:
     """An object with `predictions` and `unpredicted`, at full precision."""
-    from benchctl.analysis.predict.speedup import Prediction, Unpredicted
+    from benchctl.analysis.predict import Prediction, Unpredicted
 
     document = {
         "files": [str(file.path) for file in files],
@@ -122,7 +121,7 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[_Table]:
 
 
 def _notes(accounts: Accounts, run: Run) -> Iterator[str]:
-    from benchctl.analysis.predict.speedup import Prediction, Unpredicted
+    from benchctl.analysis.predict import Prediction, Unpredicted
 
     yield (
         "Predicted: tokens per step / cost of a step. The cost is drafting and target passes, or layers and one head. "

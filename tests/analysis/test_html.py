@@ -28,14 +28,13 @@ from refusals import refused
 
 from benchctl.analysis.comparison import by_suite, compare
 from benchctl.analysis.html import report as html
-from benchctl.analysis.html.page import section, table_rows
-from benchctl.analysis.html.picture import MAIN, picture
+from benchctl.analysis.html.page import MAIN, picture, section, table_rows
 from benchctl.analysis.html.report import report
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables.columns import Block, Column, brief
 from benchctl.analysis.tables.text import blocks
 from benchctl.analysis.warnings import warnings
+from benchctl.analysis.winner import summarise
 from benchctl.cli import main
 from benchctl.records.schema import Row, Totals
 from benchctl.records.writer import read

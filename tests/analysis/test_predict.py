@@ -11,8 +11,7 @@ from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, row_o
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, TARGET, failed
 from refusals import refused
 
-from benchctl.analysis.predict.accounts import Sums, head_share
-from benchctl.analysis.predict.speedup import Prediction, Unpredicted, predict
+from benchctl.analysis.predict import Prediction, Sums, Unpredicted, head_share, predict
 from benchctl.records.schema import Mode
 from benchctl.records.writer import RunFile
 

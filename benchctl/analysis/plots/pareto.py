@@ -27,7 +27,7 @@ from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, METRICS, FidelityAxis, fidelity_axis
 from benchctl.analysis.plots.style import DASHES, Dashes, Style, is_number, line_inches, wrapped
 from benchctl.analysis.stats.estimates import Estimate
-from benchctl.analysis.summary import summarise
+from benchctl.analysis.winner import summarise
 from benchctl.records.schema import MethodInfo
 
 Look = Literal["baseline", "lossless", "unproven", "lossy"]

@@ -17,12 +17,11 @@ from benchctl.analysis.comparison import Group, check_count, chosen
 from benchctl.analysis.plots.axes import dress, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style, line_inches, shown_labels, three_digits, wrapped
-from benchctl.analysis.predict.accounts import UNEXPLAINED
-from benchctl.analysis.predict.speedup import Figure, Prediction, Unpredicted, predict
+from benchctl.analysis.predict import UNEXPLAINED, Figure, Prediction, Unpredicted, predict
 from benchctl.analysis.stats.intervals import Interval
 from benchctl.errors import UserError
 
-# The cause behind each part of an account (see predict.accounts). Less target work: fewer steps, or fewer layers.
+# The cause behind each part of an account (see analysis.predict). Less target work: fewer steps, or fewer layers.
 _CAUSES: Final = {
     "target steps": "less target work",
     "drafting": "drafting",
