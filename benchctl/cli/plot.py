@@ -15,7 +15,6 @@ from benchctl.cli.options import options_from
 from benchctl.options import setting
 
 if TYPE_CHECKING:
-    from benchctl.analysis.comparison import Group
     from benchctl.records.writer import RunFile
 
 _ASKED: Final = "benchctl.pictures"  # key of the context: the pictures that the command line names
@@ -98,7 +97,6 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
       benchctl plot --latency --method two_model results/first.jsonl
       benchctl plot --waterfall results/profiled.jsonl
       benchctl plot --sweep --method two_model --by draft_tokens
-      benchctl plot --alignment my-m2r2 --out alignment.png
     """
     asked = context.meta.get(_ASKED, [])
     if len(asked) != 1:
@@ -119,14 +117,12 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
         raise click.UsageError("--judge needs --quality quality.")
     out = output.out or Path(f"results/{name}.png")
     check_image(out)
-    style, paths = style_of(output.theme, output.size), tuple(map(Path, files))
-    request = catalogue.Request(style, paths, options.methods, options.quality or "", options.judge, options.by)
-    groups: tuple[Group, ...] = ()
-    if picture.reads_results:
-        runs = read_files(files or ("results/*.jsonl",))
-        runs = only_suites(runs, options.suites) if options.suites else runs
-        runs = _greedy(runs) if picture.needs_greedy(request) else runs
-        groups = compare(runs, ()) if "judge" in picture.options else compare(runs)
+    style = style_of(output.theme, output.size)
+    request = catalogue.Request(style, options.methods, options.quality or "", options.judge, options.by)
+    runs = read_files(files or ("results/*.jsonl",))
+    runs = only_suites(runs, options.suites) if options.suites else runs
+    runs = _greedy(runs) if picture.needs_greedy(request) else runs
+    groups = compare(runs, ()) if "judge" in picture.options else compare(runs)
     drawing = picture.draw(by_suite(groups) if options.by_suite else groups, request)
     save(drawing.figure, out)
     if count := sum(len(warnings(group)) for group in groups):

@@ -76,7 +76,6 @@ def test_an_unfit_picture_is_refused_before_the_files_are_read(tmp_path: Path, o
         ("--latency --quality exact", "--quality"),
         ("--pareto --method two_model", "--method"),
         ("--waterfall --by draft_tokens", "--by"),
-        ("--alignment --suite koala", "--suite"),
         ("--pareto --judge gpt", "--quality quality"),
     ],
 )

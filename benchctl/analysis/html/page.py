@@ -45,7 +45,7 @@ def picture(name: str, group: Group, prefix: str, size: str = "screen") -> Pictu
 
 def other_pictures(group: Group, prefix: str) -> tuple[Picture, ...]:
     """The other pictures of results files, as far as these runs have them."""
-    names = [name for name in helps() if name != MAIN and plot(name).reads_results]
+    names = [name for name in helps() if name != MAIN]
     return tuple(found for name in names if (found := picture(name, group, f"{prefix}{name}-")).svg)
 
 

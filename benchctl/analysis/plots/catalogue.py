@@ -29,10 +29,9 @@ ENTRY_POINTS = "benchctl.plots"
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for; "" and () for what it leaves out. `paths` are its FILES."""
+    """What the command line asks for; "" and () for what it leaves out."""
 
     style: Style
-    paths: tuple[Path, ...] = ()
     methods: tuple[str, ...] = ()
     quality: str = ""
     judge: str = ""
@@ -51,14 +50,12 @@ class Drawing:
 class Plot:
     """A picture. `draw` gets the groups of runs that may be compared.
 
-    options         options of `benchctl plot` that the picture uses, besides --out, --theme and --size
-    reads_results   False: FILES are no results files, and `draw` gets no groups
-    needs_greedy    whether sampled runs are left out
+    options       options of `benchctl plot` that the picture uses, besides --out, --theme and --size
+    needs_greedy  whether sampled runs are left out
     """
 
     draw: Callable[[Sequence[Group], Request], Drawing]
     options: tuple[str, ...] = ()
-    reads_results: bool = True
     needs_greedy: Callable[[Request], bool] = lambda request: False
 
 
