@@ -273,7 +273,7 @@ def _class_in_file(group: str, name: str) -> type[Any]:
     expected, file = name.title().replace("_", ""), "/__init__.py" if hasattr(module, "__path__") else ".py"
     raise UserError(
         "no_class_of_name",
-        f"{group.rpartition('.')[2]}/{name}{file} holds no class of its own name; call its class {expected}.",
+        f"{group.rpartition('.')[2]}/{name}{file} has no class of its own name; call its class {expected}.",
     )
 
 

@@ -233,13 +233,13 @@ def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
     if there and not options.resume:
         raise UserError(
             "out_not_empty",
-            f"{out}: holds {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
+            f"{out}: contains {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
             "another folder with --out",
         )
     if there and not begun and not checkpoints(out / CHECKPOINTS):
         raise UserError(
             "out_not_empty",
-            f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
+            f"{out}: contains {there[0]} but no checkpoint, so nothing can be continued and it would be overwritten; "
             "name another folder with --out",
         )
     make_out(out)
