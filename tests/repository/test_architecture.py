@@ -57,7 +57,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/grids.py"),
     "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
     "time": ("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/training/", "judges/gpt.py"),
-    "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
+    "torch": (
+        *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/measuring/"),
+        *("benchctl/training/", "methods/"),
+    ),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
         *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
