@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache, wraps
+from functools import wraps
 from glob import glob, has_magic
 from pathlib import Path
 from types import NoneType, UnionType
@@ -198,16 +198,3 @@ def check_comparable(groups: Sequence[Group], error: type[UserError] = UserError
             f"not all files can be compared: {'; '.join(differing)} differs from {groups[0].files[0].path}. Name only "
             f"files of one of these {len(groups)} groups.",
         )
-
-
-@cache
-def decoder(target: str) -> Callable[[Sequence[int]], str] | None:
-    """Token ids to text as this target does it; None where its files are not here."""
-    from benchctl.bundled import resolve
-    from benchctl.decoding.model.tokenizer import token_text
-
-    try:
-        folder = resolve(target)
-    except UserError:
-        return None
-    return token_text(folder) if isinstance(folder, Path) else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import PROGRAM, Page, browser
-from fixtures_records import DRAFTED, EXITING, RUN, usual_rows
+from fixtures_records import EXITING, RUN, usual_rows
 from fixtures_scores import score, sha256, write_both
 from pages import HOSTILE, TWO_SUITES, hostile_file, page_of, two_suites
 
@@ -115,7 +115,7 @@ def test_numbers_with_thousands_sort_as_such(chromium: Page, tmp_path: Path) -> 
 
 
 def test_the_viewer_shows_answers_side_by_side_with_their_first_difference(page: Page) -> None:
-    """Without a tokenizer: from the first letter that differs on."""
+    """From the first letter that differs on."""
     page.run(f"""(() => {{
       const [method] = document.querySelectorAll('.viewer select');
       method.value = {EXITING!r};
@@ -133,25 +133,6 @@ def test_the_viewer_shows_answers_side_by_side_with_their_first_difference(page:
     page.run("document.querySelectorAll('.choices button')[1].click()")
     assert page.run("document.querySelectorAll('.viewer select')[1].selectedIndex") == 1
     assert _count(page, ".judgement") == 0
-
-
-def test_what_was_drafted_is_coloured_and_the_rest_is_not(chromium: Page, tmp_path: Path) -> None:
-    words = "abcdefghijklmnopqrstuvwxyz"
-    rows = [replace(row, text="".join(words[number] for number in row.token_ids)) for row in usual_rows()]
-    (group,) = compare([read(write_both(tmp_path / "run.jsonl", rows, [], RUN))])
-    file = tmp_path / "page.html"
-    file.write_text(page_of([group], lambda run: lambda ids: "".join(words[number] for number in ids)), "utf-8")
-    chromium.open(file)
-    chromium.run(f"""(() => {{
-      const [method] = document.querySelectorAll('.viewer select');
-      method.value = {DRAFTED!r};
-      method.dispatchEvent(new Event('change'));
-    }})()""")
-    pieces = chromium.run(
-        "[...document.querySelectorAll('.side:last-child .text span')].map(span => [span.className, span.textContent])"
-    )
-    assert pieces == [["", "a"], ["accepted odd", "b"], ["own", "c"], ["accepted", "d"], ["own", "e"],
-                      ["accepted odd", "f"], ["own", "g"], ["accepted", "h"], ["own", "i"]]  # fmt: skip
 
 
 def test_nothing_that_was_written_in_the_files_runs(chromium: Page, tmp_path: Path) -> None:
