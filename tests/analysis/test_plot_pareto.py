@@ -213,16 +213,6 @@ def test_names_of_a_few_methods_cover_nothing(style: Style) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
-def test_names_of_fourteen_methods_cover_nothing(size: str) -> None:
-    """The key of a column explained 14 long labels, and the picture was 7.8 inches high."""
-    figure = pareto(many(), style_of("light", size))
-    check_words(figure, style_of("light", size))
-    assert set(all_points(figure)) == {BASELINE, *FOURTEEN}
-    assert figure.get_figheight() <= {"screen": 6, "column": 3}[size]
-
-
-@pytest.mark.slow
 def test_panels_of_suites_share_one_key_and_their_axes() -> None:
     style, groups = style_of("dark"), by_suite(many(2))
     figure = pareto(groups, style)

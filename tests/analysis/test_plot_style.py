@@ -11,7 +11,7 @@ from fixtures_pictures import contrast, linear
 from pictures import texts
 
 from benchctl.analysis.plots.axes import dress, new_figure, save
-from benchctl.analysis.plots.style import SIZES, THEMES, Style, in_lines, style_of, text_inches
+from benchctl.analysis.plots.style import SIZES, THEMES, Style, style_of
 
 STYLES = [style_of(theme, size) for theme, size in product(THEMES, SIZES)]
 GROUNDS = [style_of(theme) for theme in THEMES]
@@ -35,19 +35,6 @@ def lab(colour: str, eyes: str) -> np.ndarray:
     xyz = to_xyz @ np.clip(EYES[eyes] @ linear(colour), 0, 1) / np.array([0.95047, 1.0, 1.08883])
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def test_the_simulation_shows_what_is_known_of_red_and_green() -> None:
-    """Red and green of one lightness are far apart to usual eyes and close to those without cones for green."""
-    usual, without = (
-        float(np.linalg.norm(lab("#C00000", eyes) - lab("#6A7000", eyes))) for eyes in ("usual", "deuteranopia")
-    )
-    assert usual > 60 > 25 > without
-
-
-def test_contrast_is_that_of_wcag() -> None:
-    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
-    assert contrast("#FFFFFF", "#767676") == pytest.approx(4.54, abs=0.01)
 
 
 @pytest.mark.parametrize("style", GROUNDS, ids=THEMES)
@@ -121,19 +108,3 @@ def test_text_stays_text_and_dollars_stay_dollars(tmp_path: Path) -> None:
     assert {r"costs $5, or $\frac{", "$a$", "b"} <= set(texts(tmp_path / "a.svg").splitlines())
     save(figure, tmp_path / "a.pdf")
     assert b"/FontFile2" in (tmp_path / "a.pdf").read_bytes(), "TrueType: letters, not outlines"
-
-
-def test_text_is_as_wide_as_it_will_be_drawn() -> None:
-    figure = new_figure(style_of(), 2.0)
-    text = figure.text(0, 0, "two_model draft_tokens=5\nand more", fontsize=8)
-    drawn = text.get_window_extent()
-    wide, high = text_inches("two_model draft_tokens=5\nand more", 8)
-    assert (wide * figure.dpi, high * figure.dpi) == pytest.approx((drawn.width, drawn.height), rel=0.06)
-
-
-def test_lines_are_broken_at_spaces_where_they_would_be_too_wide() -> None:
-    wide = text_inches("one two", 8)[0]
-    assert in_lines("one two three", 8, wide) == ["one two", "three"]
-    assert in_lines("one two three", 8, 9.0) == ["one two three"]
-    assert in_lines("one  two", 8, 9.0) == ["one  two"]
-    assert in_lines("unbreakable", 8, 0.1) == ["unbreakable"]
