@@ -26,7 +26,7 @@ from benchctl.records.schema import Mode, Row, Run
 from benchctl.records.writer import RunFile
 
 PHASES = ("draft", "verify", "commit", "host")  # of profile rows, see decoding.phases
-UNEXPLAINED = "unexplained"
+_UNEXPLAINED = "unexplained"
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _MODES: tuple[Mode, Mode] = ("free", "profile")
 
@@ -157,7 +157,7 @@ def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float) -
     known = {"target steps", "drafting", wider} if drafts else {"target steps"}
     measured, unit_s = ours.token_s / theirs.token_s, float(baseline_s.sum())
     parts = [Part(name, float(seconds.sum()) / unit_s, name in known) for name, seconds in parts_s.items()]
-    parts.append(Part(UNEXPLAINED, measured - sum(part.share for part in parts), False))
+    parts.append(Part(_UNEXPLAINED, measured - sum(part.share for part in parts), False))
     known_s = sum((seconds for name, seconds in parts_s.items() if name in known), np.zeros(len(baseline_s)))
     return Account(tuple(parts), tuple(parts_s.values()), known_s, baseline_s)
 
@@ -214,7 +214,7 @@ class Prediction:
     @property
     def unexplained(self) -> float:
         """By how much the free steps take longer than the profiled ones, as a share."""
-        return sum(part.share for part in self.parts if part.name == UNEXPLAINED)
+        return sum(part.share for part in self.parts if part.name == _UNEXPLAINED)
 
     @property
     def gap_lies_in(self) -> Part:
