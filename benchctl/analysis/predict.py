@@ -13,7 +13,7 @@ do not count further heads, as of a rule that looks at the confidence at every e
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -33,13 +33,11 @@ _MODES: tuple[Mode, Mode] = ("free", "profile")
 
 @dataclass(frozen=True)
 class Part:
-    """What one cause adds to a token's time, as a share of the baseline's, with its 95% interval, None where unknown.
-    `predicted`: the prediction includes it."""
+    """What one cause adds to a token's time, as a share of the baseline's. `predicted`: the prediction includes it."""
 
     name: str
     share: float
     predicted: bool
-    interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -326,19 +324,8 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
         predicted=predicted,
         measured=measured,
         gap=Figure(measured.value - predicted.value, interval),
-        parts=_with_intervals(account, ours.seconds, tops[:, 1], levels),
+        parts=account.parts,
     )
-
-
-def _with_intervals(account: Account, seconds: Floats, baseline_s: Floats, levels: Levels) -> tuple[Part, ...]:
-    """Those of the shares that the parts are; of the last one that of what the measured share, `seconds` over
-    `baseline_s` [answers], has more than the others together."""
-    parts_s = np.column_stack(account.parts_s)
-    units_s = np.column_stack([account.baseline_s] * len(account.parts_s))
-    others = parts_s.sum(axis=1, keepdims=True), account.baseline_s[:, None]
-    intervals = ratio_intervals(parts_s, units_s, levels)
-    intervals += ratio_intervals(seconds[:, None], baseline_s[:, None], levels, less=others)
-    return tuple(replace(part, interval=found) for part, found in zip(account.parts, intervals, strict=True))
 
 
 def _costs(ours: Sums, split: Sums, plain: Sums) -> Costs:
