@@ -42,11 +42,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Account:
-    """The parts; the last one is what the others leave. The other fields are seconds of each answer, [answers]: each of
-    the other parts, those that the prediction includes, and the baseline's for as many tokens (Sums.for_tokens)."""
+    """The parts; the last one is what the others leave. The other fields are seconds of each answer, [answers]: those
+    that the prediction includes, and the baseline's for as many tokens (Sums.for_tokens)."""
 
     parts: tuple[Part, ...]
-    parts_s: tuple[Floats, ...]
     known_s: Floats
     baseline_s: Floats
 
@@ -157,7 +156,7 @@ def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float) -
     parts = [Part(name, float(seconds.sum()) / unit_s, name in known) for name, seconds in parts_s.items()]
     parts.append(Part(_UNEXPLAINED, measured - sum(part.share for part in parts), False))
     known_s = sum((seconds for name, seconds in parts_s.items() if name in known), np.zeros(len(baseline_s)))
-    return Account(tuple(parts), tuple(parts_s.values()), known_s, baseline_s)
+    return Account(tuple(parts), known_s, baseline_s)
 
 
 def _floats(values: Iterable[float]) -> Floats:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from benchctl.cli.options import check_comparable, options_from, read_files, read_scores
-from benchctl.errors import InvalidData, UserError
+from benchctl.errors import InvalidData
 from benchctl.options import setting
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class _Options:
     format: Literal["text", "json", "github"] = setting(
         "text", "text: a line per label. github: annotations for GitHub Actions."
     )
-    out: Path | None = setting(None, "Write the result to this file instead.", metavar="FILE")
 
 
 @click.command()
@@ -90,7 +88,7 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
       benchctl gate results/new.jsonl --previous results/old.jsonl
       benchctl gate results/new.jsonl --require lossless
       benchctl gate results/new.jsonl --previous results/old.jsonl --speedup-above 0.95 --format github
-      benchctl gate results/new.jsonl --require lossless --format json --out gate.json
+      benchctl gate results/new.jsonl --require lossless --format json > gate.json
     """
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.gate import Conditions, check
@@ -103,15 +101,7 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
     check_comparable(earlier, InvalidData)
     conditions = Conditions(options.require, options.quality, options.speedup, options.tokens_per_s)
     result = check(groups[0], conditions, earlier[0] if earlier else None)
-    text = "\n".join(_WRITERS[options.format](result))
-    if options.out:
-        try:
-            options.out.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            problem = f"{options.out}: cannot be written: {error.strerror}. Give another --out."
-            raise UserError("cannot_write", problem) from error
-    else:
-        click.echo(text)
+    click.echo("\n".join(_WRITERS[options.format](result)))
     context.exit(_CODES[result.outcome])
 
 

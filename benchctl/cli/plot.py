@@ -42,7 +42,6 @@ class _Output:
     out: Path | None = setting(
         None, "Picture to write: .png, .svg or .pdf.  [default: results/ and the name of the picture, .png]"
     )
-    theme: Literal["light", "dark"] = setting("light", "Colour of the ground.")
     size: Literal["screen", "column"] = setting(
         "screen", "7.2 inches wide; or one column of a paper (3.35 x 3 inches at most, text of 7 points or more)."
     )
@@ -89,7 +88,6 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
     Examples:
       benchctl plot --pareto
       benchctl plot --pareto results/first.jsonl --out first.svg
-      benchctl plot --pareto --theme dark --out talk.svg
       benchctl plot --pareto --by-suite --out suites.png
       benchctl plot --pareto --quality exact results/tasks.jsonl
       benchctl plot --pareto --quality quality --judge gpt results/first.jsonl
@@ -116,7 +114,7 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
         raise click.UsageError("--judge needs --quality quality.")
     out = output.out or Path(f"results/{name}.png")
     check_image(out)
-    style = style_of(output.theme, output.size)
+    style = style_of(output.size)
     request = catalogue.Request(style, options.methods, options.quality or "", options.judge, options.by)
     runs = read_files(files or ("results/*.jsonl",))
     runs = only_suites(runs, options.suites) if options.suites else runs

@@ -99,12 +99,10 @@ def test_suites_can_be_chosen_or_stand_apart(tmp_path: Path) -> None:
     assert "koala, mt-bench" in _plot("--pareto", file, "--suite", "alpaca", "--out", out).stderr
 
 
-def test_theme_and_size_are_those_asked_for(tmp_path: Path, file: Path) -> None:
+def test_the_size_is_that_asked_for(tmp_path: Path, file: Path) -> None:
     out = tmp_path / "plot.png"
-    assert _plot("--pareto", file, "--theme", "dark", "--size", "column", "--out", out).exit_code == 0
-    picture = imread(out)
-    assert picture.shape[1] == 1005
-    assert picture[2, 2, :3] == pytest.approx([0x14 / 255, 0x17 / 255, 0x1A / 255])
+    assert _plot("--pareto", file, "--size", "column", "--out", out).exit_code == 0
+    assert imread(out).shape[1] == 1005
 
 
 _NEW_PICTURE = '''"""How many prompts each group has."""

@@ -47,7 +47,7 @@ class Drawing:
 class Plot:
     """A picture. `draw` gets the groups of runs that may be compared.
 
-    options       options of `benchctl plot` that the picture uses, besides --out, --theme and --size
+    options       options of `benchctl plot` that the picture uses, besides --out and --size
     needs_greedy  whether sampled runs are left out
     """
 
