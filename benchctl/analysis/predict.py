@@ -41,16 +41,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Account:
-    """The parts; the last one is what the others leave. The other fields are seconds of each answer, [answers]: those
-    that the prediction includes, and the baseline's for as many tokens (Sums.for_tokens)."""
-
-    parts: tuple[Part, ...]
-    known_s: Floats
-    baseline_s: Floats
-
-
-@dataclass(frozen=True)
 class Sums:
     """Answers of one method as numbers, each [answers] but for the steps: `depth` counts steps by the share of the
     layers they ran, `rows` has the rows of every step."""
@@ -130,8 +120,11 @@ def head_share(run: Run, text_tokens: float) -> float:
     return 0.0
 
 
-def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float) -> Account:
-    """From free and profiled answers of method and baseline, where `head` is its share of a pass.
+def _by_phases(
+    ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float
+) -> tuple[tuple[Part, ...], Floats, Floats]:
+    """From free and profiled answers of method and baseline, where `head` is its share of a pass: the parts, and
+    seconds of each answer [answers], those that the prediction includes and the baseline's for as many tokens.
 
     Target steps are steps of the baseline, or that share of its layers and a head; wider passes what verification takes
     beyond one row, and rest of passes what passes that verify nothing take beyond that: more heads, and deciding by
@@ -156,7 +149,7 @@ def by_phases(ours: Sums, theirs: Sums, split: Sums, plain: Sums, head: float) -
     parts = [Part(name, float(seconds.sum()) / unit_s, name in known) for name, seconds in parts_s.items()]
     parts.append(Part(_UNEXPLAINED, measured - sum(part.share for part in parts), False))
     known_s = sum((seconds for name, seconds in parts_s.items() if name in known), np.zeros(len(baseline_s)))
-    return Account(tuple(parts), known_s, baseline_s)
+    return tuple(parts), known_s, baseline_s
 
 
 def _floats(values: Iterable[float]) -> Floats:
@@ -306,11 +299,11 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
         return Unpredicted(label, f"{reason}. Measure with `benchctl run --profile`")
     sums = [Sums.of([others[cell] for cell in cells], run.target.layers) for others in answers]
     ours, theirs, split, plain = sums
-    account = by_phases(ours, theirs, split, plain, head_share(run, theirs.step_text_tokens))
+    parts, known_s, baseline_s = _by_phases(ours, theirs, split, plain, head_share(run, theirs.step_text_tokens))
     sessions = codes_of([(cell.file, cell.session) for cell in cells])
     levels = Levels(sessions, codes_of([(cell.suite, cell.prompt_id) for cell in cells]))
-    tops = np.column_stack([account.baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
-    bottoms = np.column_stack([account.known_s, ours.seconds])
+    tops = np.column_stack([baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
+    bottoms = np.column_stack([known_s, ours.seconds])
     values = (tops.sum(axis=0) / bottoms.sum(axis=0)).tolist()
     predicted, measured = map(Figure, values, ratio_intervals(tops, bottoms, levels))
     (interval,) = ratio_intervals(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
@@ -323,7 +316,7 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
         predicted=predicted,
         measured=measured,
         gap=Figure(measured.value - predicted.value, interval),
-        parts=account.parts,
+        parts=parts,
     )
 
 

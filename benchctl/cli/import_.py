@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 @click.option(
     "--suite", default="", metavar="NAME", help="Name of the prompts.  [default: by the ids of the questions]"
 )
-def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: str, target: str, suite: str) -> None:
+def import_(
+    files: tuple[str, ...], format: Format | Literal["auto"], out: Path, baseline: str, target: str, suite: str
+) -> None:
     """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat.
 
     The files have no token ids, machine or verdicts, so these stay unknown. Each file is a session; files with the same
@@ -59,10 +61,9 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
     for name in files:
         label, equals, path = name.partition("=")  # a path that exists as it stands has no label
         sources.append(Source(Path(path), label) if equals and not Path(name).exists() else Source(Path(name)))
-    wanted = next((known for known in FORMATS if known == format), None)
     imported = gather(
         sources,
-        Terms(wanted, suite, baseline, target),
+        Terms(None if format == "auto" else format, suite, baseline, target),
         name=out.stem,
         command=("benchctl", *map(shlex.quote, sys.argv[1:])),
     )

@@ -65,7 +65,6 @@ class _Options:
         "difference (agreement), answers that are the target's own (verdict), a judge's score (quality), or correct "
         "answers (exact, of --bench tasks).  [default: target-agreement, or agreement where it was not measured]",
         choices=("target-agreement", "agreement", "verdict", "quality", "exact"),
-        flags=("--quality", "--y"),
         metavar="NAME",
     )
     judge: str = setting("", "The judge for --quality quality: its name or a part of it.", metavar="NAME")

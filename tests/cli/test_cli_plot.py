@@ -46,13 +46,11 @@ def test_a_sampled_run_in_results_does_not_keep_the_others_from_being_plotted(tm
     assert "--temperature 0" in _plot("--pareto", sampled, "--out", out).stderr
 
 
-@pytest.mark.parametrize("flag", ["--quality", "--y"])
-def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path, flag: str) -> None:
-    """The old name of the option still works."""
+def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path) -> None:
     rows = [replace(row, verdict=row.verdict and "sampled", first_divergence=None, text="4") for row in usual_rows(3)]
     checked = replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(3)})
     sampled = write(tmp_path / "0.jsonl", rows, replace(RUN, temperature=0.7, suites=(checked,)))
-    result = _plot("--pareto", flag, "exact", sampled, "--out", tmp_path / "plot.svg")
+    result = _plot("--pareto", "--quality", "exact", sampled, "--out", tmp_path / "plot.svg")
     assert result.exit_code == 0
     assert "on 3 prompts" in (tmp_path / "plot.svg").read_text()
 

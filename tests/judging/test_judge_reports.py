@@ -281,7 +281,7 @@ def test_the_pareto_plot_sets_speed_against_what_is_asked_for(tmp_path: Path, he
     same = [replace(one, answer_sha256=sha256("drafted")) for one in same]
     rows = [replace(row, text="drafted") if row.label.startswith("two_model") else row for row in _rows()]
     path = write_both(tmp_path / "run.jsonl", rows, [*_scores(), *same], RUN)
-    result = _run("plot", "--pareto", "--y", height, path, "--out", out)
+    result = _run("plot", "--pareto", "--quality", height, path, "--out", out)
     assert result.exit_code == 0, result.output
     texts = _texts(out)
     assert title in texts
@@ -289,7 +289,7 @@ def test_the_pareto_plot_sets_speed_against_what_is_asked_for(tmp_path: Path, he
 
 
 def test_quality_cannot_be_plotted_without_a_judge_or_of_two(tmp_path: Path) -> None:
-    out, plot = tmp_path / "plot.png", ("plot", "--pareto", "--y", "quality")
+    out, plot = tmp_path / "plot.png", ("plot", "--pareto", "--quality", "quality")
     path = write_both(tmp_path / "run.jsonl", _rows(), [], RUN)
     assert "`benchctl judge`" in _run(*plot, path, "--out", out).stderr
     path = _file(tmp_path, [*_scores(), *_scores("local")])
