@@ -106,11 +106,11 @@ class Sums:
 
 
 def head_share(run: Run, text_tokens: float) -> float:
-    """The head's share of what a step of the baseline reads with so much text before it, and so about of its time.
+    """The head's share of the bytes that a step of the baseline reads after `text_tokens`, about its share of the time.
 
-    Where the run does not tell what a step reads, its share of all parameters: a guess, too low where these hold an
-    embedding that is no head, or experts not gone to, and too high by what the cache takes. 0 where those are not told
-    either.
+    Without `step_bytes` in the run: its share of all parameters. This estimate is too low if the parameters include an
+    input embedding or experts that a step does not use, and too high because it leaves out the cache. 0 if the number
+    of parameters is unknown too.
     """
     if run.step_bytes:
         head_bytes = run.target.vocabulary * run.target.hidden_size * ITEM_BYTES[run.weights or run.dtype]

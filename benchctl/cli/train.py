@@ -202,7 +202,7 @@ def _methods_with_modules() -> list[str]:
 
 
 def _is_trainable(file: Path) -> bool:
-    """Whether a class in the file is derived from Trainable, perhaps through a base that a sibling file holds."""
+    """Whether a class in the file is derived from Trainable, perhaps through a base in a sibling file."""
     text = file.read_text(encoding="utf-8")
     bases = set(re.findall(r"\w+", " ".join(_BASES.findall(text))))
     return "Trainable" in bases or any(
@@ -234,7 +234,7 @@ def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, m
 def open_job(options: TrainOptions) -> Iterator[JobContext]:
     """What a job needs in addition to its options. Its progress is shown while this is open.
 
-    What the click context's `meta` holds as READ_CORPUS reads the data in place of `read_corpus`: reference/ sets it.
+    `meta[READ_CORPUS]` of the click context replaces `read_corpus`; reference/ sets it.
     """
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

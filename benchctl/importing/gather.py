@@ -94,7 +94,7 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
     _check_copies(contents, sources)
     baseline = terms.baseline or labels[0]
     if baseline not in labels:
-        raise UserError("unknown_baseline", f"no answers of {baseline}. There are those of: {' '.join(labels)}.")
+        raise UserError("unknown_baseline", f"no answers of {baseline}. There are answers of: {' '.join(labels)}.")
     labels.sort(key=lambda label: label != baseline)
     run = _run(contents, sources, labels, terms, name, command)
     order = count()
@@ -204,7 +204,7 @@ def _temperature(models: Iterable[str]) -> float:
             models_of.setdefault(float(match[1]), model)
     if len(models_of) > 1:
         names = ", ".join(models_of.values())
-        raise UserError("several_temperatures", f"answers of different temperatures: {names}. Import them apart.")
+        raise UserError("several_temperatures", f"answers of different temperatures: {names}. Import them separately.")
     return next(iter(models_of), 0.0)
 
 

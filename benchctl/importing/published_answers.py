@@ -54,7 +54,7 @@ def answers_of(line: Line, content: AnswerLine, format: Format) -> Iterator[Answ
 
 
 def format_of(line: Line, content: AnswerLine) -> Format:
-    """Which format a line is of. Raises InvalidData where that cannot be told."""
+    """The format of a line. Raises InvalidData if its fields do not show it."""
     choice, model = content.choices[0], str(content.model_id)
     if choice.rest_lengths is not None:
         return "rest"
@@ -66,7 +66,7 @@ def format_of(line: Line, content: AnswerLine) -> Format:
         return "medusa"
     if "eagle" in model.lower():
         return "eagle"
-    line.refuse(f"'{model}' may be of Medusa or of EAGLE, whose files look the same: say --format")
+    line.refuse(f"'{model}' may be of Medusa or of EAGLE, whose files look the same: give --format")
 
 
 def _numbers(

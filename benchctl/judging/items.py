@@ -133,7 +133,7 @@ def check_same_prompts(files: Sequence[RunFile]) -> None:
                 raise UserError(
                     "other_prompts",
                     f"{suite.name}: its prompts in {file.path} differ from those in {earlier} ({suite.sha256[:8]} and "
-                    f"{other[:8]}), so their judgements could not be compared. Judge the two apart.",
+                    f"{other[:8]}), so their judgements could not be compared. Judge the two separately.",
                 )
 
 

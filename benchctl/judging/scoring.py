@@ -27,7 +27,7 @@ from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, 
 from benchctl.records.writer import RunFile
 
 _COUNTED = ("stored", "written", "ties", "recalled", "unreadable", "unasked", "too_long")
-# Tokens of a reply that holds the scores asked for, and nothing else: "8 7", and what ends it.
+# Tokens of a reply that contains only the scores: "8 7" and the end token.
 _REPLY_TOKENS = {"pairwise": 4, "single": 2}
 
 
@@ -128,7 +128,7 @@ class Judging:
         self._budget = Budget(settings.price if self._judge.paid else Price(0.0, 0.0), settings.max_usd)
 
     def forecast(self) -> Forecast:
-        """What would be done and what it would cost; nothing is asked, held or written."""
+        """The work that is left and its cost. Asks nothing and writes nothing."""
         todo = self._todo({path: _stored(path) for path in self._files})
         ties = sum(item.pair.identical for item in todo)
         common = (len(self._items), len(self._items) - len(todo), ties)
