@@ -187,7 +187,6 @@ PARALLEL = (
     *("judges", "methods"),
 )
 FILES_OF_FOLDER = 18
-ERRORS = {"UserError", "InvalidData", "NoReply"}
 DEPTH_OF_ANALYSIS = 10
 
 
