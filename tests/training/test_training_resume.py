@@ -144,11 +144,11 @@ def test_a_users_own_file_is_not_overwritten(home: Path, tmp_path: Path, name: s
 def test_a_finished_result_without_its_checkpoints_is_not_begun_anew(home: Path, tmp_path: Path) -> None:
     """They may be deleted when a run is done."""
     out = shutil.copytree(home / "target", tmp_path / "done", ignore=shutil.ignore_patterns("step-*"))
-    assert "holds training.json but no checkpoint, so there is nothing to continue" in refused(
+    assert "contains training.json but no checkpoint, so nothing can be continued" in refused(
         *target(home), "--out", out, "--resume"
     )
     shutil.rmtree(out / "checkpoints")
-    assert "so there is nothing to continue" in refused(*target(home), "--out", out, "--resume")
+    assert "so nothing can be continued" in refused(*target(home), "--out", out, "--resume")
 
 
 def test_what_a_run_reads_is_not_where_it_writes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
