@@ -23,22 +23,8 @@ SUFFIX = ".gguf"
 _VERSION = 1  # of what is written; another one is converted again
 DONE = "conversion.json"
 _SHARD_BYTES = 4 << 30  # held in memory at a time
-# Families whose tensors are named alike. In files of "llama" the rows of queries and keys are interleaved.
+# Families by GGUF's names. In files of "llama" the rows of queries and keys are interleaved.
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _SENTENCEPIECE = "llama"
 _DIGITS_APART = "smollm"  # each digit is a token; transformers has no entry for it
 _TOKENS_FIRST = "llama-bpe"  # a piece that is a token as a whole is not merged
@@ -252,38 +238,25 @@ def _bytes(tensor: Any) -> int:
     return int(tensor.n_elements) * (2 if _is_half(tensor) else 4)
 
 
-def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The tensors that a file of this configuration has, by GGUF's name, and their shapes as transformers has them."""
-    width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    family = config["model_type"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (config["vocab_size"], width),
-        "output_norm.weight": (width,),
-    }
-    if not config["tie_word_embeddings"]:
-        shapes["output.weight"] = shapes["token_embd.weight"]
-    layer: dict[str, tuple[int, ...]] = {
-        **{"attn_norm.weight": (width,), "ffn_norm.weight": (width,), "attn_output.weight": (width, queries)},
-        **{"attn_q.weight": (queries, width), "attn_k.weight": (keys, width), "attn_v.weight": (keys, width)},
-        **{"ffn_gate.weight": (inner, width), "ffn_up.weight": (inner, width), "ffn_down.weight": (width, inner)},
-    }
-    if family == "qwen2" or config.get("attention_bias"):
-        layer |= {"attn_q.bias": (queries,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
-    if config.get("attention_bias"):
-        layer["attn_output.bias"] = (width,)
-    if family == "qwen3":
-        layer |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
-    for number in range(config["num_hidden_layers"]):
-        shapes |= {f"blk.{number}.{name}": shape for name, shape in layer.items()}
-    return shapes
-
-
 def _names(file: Path, reader: Any, config: dict[str, Any]) -> dict[str, str]:
     """transformers' name of each tensor by GGUF's. Raises UserError unless the file has those of its configuration."""
-    from gguf import dequantize
+    from gguf import MODEL_ARCH, dequantize, get_tensor_name_map
+    from torch import device
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    expected = _shapes(config)
+    family, settings = config["model_type"], {name: value for name, value in config.items() if name != "model_type"}
+    if config["hidden_size"] % config["num_attention_heads"]:  # transformers refuses such a model
+        raise UserError(
+            "weights_do_not_fit",
+            f"{file}: {config['hidden_size']} values cannot be split into {config['num_attention_heads']} heads; get "
+            "another file of this model",
+        )
+    with device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings))  # type: ignore[no-untyped-call]
+    of_family = get_tensor_name_map(MODEL_ARCH[family.upper()], config["num_hidden_layers"])
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    names = {str(of_family.get_name(name, (".weight", ".bias"))): name for name in shapes}
+    expected = {name: shapes[theirs] for name, theirs in names.items()}
     found = {tensor.name: tuple(map(int, tensor.shape[::-1])) for tensor in reader.tensors}
     if wrong := sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name)):
         raise UserError(
@@ -299,16 +272,7 @@ def _names(file: Path, reader: Any, config: dict[str, Any]) -> dict[str, str]:
             raise UserError(
                 "quantised_checkpoint", f"{file}: weights of type {kind} cannot be read; get a file of another type"
             ) from error
-    return {name: _theirs(name) for name in expected}
-
-
-def _theirs(name: str) -> str:
-    """
-    >>> _theirs("blk.3.attn_q.weight")
-    'model.layers.3.self_attn.q_proj.weight'
-    """
-    *layer, part, kind = name.split(".")
-    return f"model.layers.{layer[1]}.{_IN_LAYER[part]}.{kind}" if layer else f"{_OUTSIDE[part]}.{kind}"
+    return names
 
 
 def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], folder: Path) -> None:

@@ -27,7 +27,6 @@ class CommandLineOption:
     flags       `("--method", "-m")`; empty: the field's name, with `--no-` before it for a flag that is on by default
     choices     of a text; a Literal needs none
     least, most bounds of a number, both allowed; `above` is a lower bound that is not allowed itself
-    completion  the function of cli/completion.py that a shell asks for names
     """
 
     help: str
@@ -37,7 +36,6 @@ class CommandLineOption:
     least: float | None = None
     above: float | None = None
     most: float | None = None
-    completion: str = ""
 
 
 def setting(default: Any, help: str, **details: Any) -> Any:

@@ -19,7 +19,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from inspect import getsourcefile, signature
+from inspect import getsourcefile
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,11 +43,6 @@ SHIPPED = frozenset(
         *("m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "skip_decode", "two_model"),
     )
 )
-# What methods of version 0.1 had, and what to write instead.
-_OUTDATED = {
-    "needs_draft_model": "the mix-in `UsesDraftModel` of benchctl.decoding.method",
-    "knows_encoders": "`supports_encoder_decoder`",
-}
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
 _MOST_STEPS = 100
 _EXAMINED = "doctor.json"
@@ -240,7 +235,7 @@ def _steps(text: str, part: str) -> list[str]:
 def _class(group: str, name: str) -> type[Any]:
     noun = "judge" if group == JUDGES else "method"
     if name in _builtin(group):
-        return _check_current(_class_in_file(group, name), f"{noun.title()} '{name}' ({group}.{name})")
+        return _class_in_file(group, name)
     plugins = _plugins(group)
     if name not in plugins:
         names = sorted({*_builtin(group), *plugins})
@@ -257,8 +252,7 @@ def _class(group: str, name: str) -> type[Any]:
         raise UserError(
             "no_dataclass", f"{owner} is no dataclass, so it has no options to read; put @dataclass above it."
         )
-    distribution = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
-    return _check_current(plugin, f"{owner}{distribution} ({entry.value})")
+    return plugin
 
 
 def _built(label: Label, kind: type[Any]) -> Any:
@@ -279,24 +273,10 @@ def _class_in_file(group: str, name: str) -> type[Any]:
     expected, file = name.title().replace("_", ""), "/__init__.py" if hasattr(module, "__path__") else ".py"
     raise UserError(
         "no_class_of_name",
-        f"{group.rpartition('.')[2]}/{name}{file} holds no class of its own name; call its class {expected}.",
+        f"{group.rpartition('.')[2]}/{name}{file} has no class of its own name; call its class {expected}.",
     )
 
 
 @cache
 def _plugins(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
-
-
-def _check_current(plugin: type[Any], owner: str) -> type[Any]:
-    """The class. Raises UserError for one written for version 0.1, which names what to write instead."""
-    outdated = {name: advice for name, advice in _OUTDATED.items() if hasattr(plugin, name)}
-    if "prepare" in vars(plugin) and len(signature(plugin.prepare).parameters) != 2:
-        outdated["prepare"] = "`prepare(self, target)`, and a draft model comes by the mix-in `UsesDraftModel`"
-    # Only the mix-in's counters are read: those of another class would be dropped in silence.
-    if hasattr(plugin, "counters") and all(base.__name__ != "OffloadsExperts" for base in plugin.__mro__):
-        outdated["counters"] = "the mix-in `OffloadsExperts` of benchctl.decoding.method with `counters`"
-    for name, advice in outdated.items():
-        advice = f"{owner} was written for benchctl 0.1: instead of its `{name}` write {advice}."
-        raise UserError("outdated_plugin", advice)
-    return plugin

@@ -89,7 +89,7 @@ class Gpt(AskedJudge):
         if set("@?#") & set(place.base_url):
             raise UserError(
                 "secret_in_url",
-                "--base-url holds a password, or more than host and path, and results contain the command: put the "
+                "--base-url contains a password, or more than host and path, and results contain the command. Put the "
                 f"key into the environment, as {place.key_env}.",
             )
 

@@ -246,7 +246,7 @@ def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> 
     """The figures of `files`, in groups that may be compared; `differs` has what sets a group apart from the first.
 
     With `scores`, perhaps empty, the groups also have the figures of these scores, which may be of any of the files,
-    and of the scores files next to the results. Raises UserError where no file holds a generation that counts (warm-up
+    and of the scores files next to the results. Raises UserError where no file has a generation that counts (warm-up
     does not), or for a scores file that cannot be read.
     """
     measured = [file for file in files if any(row.repeat >= 0 for row in file.rows)]

@@ -166,7 +166,7 @@ def _worst(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def check(group: Group, conditions: Conditions, previous: Group | None = None) -> GateResult:
-    """Holds every label of `group` to the conditions; with `previous`, its speed to that run.
+    """Checks every label of `group` against the conditions, and with `previous` its speed against that run.
 
     Raises InvalidData, naming the setting, where the two runs cannot be compared, and UserError for new files of
     several commits or files that are on both sides, as a pattern without quotes makes them.
@@ -227,7 +227,7 @@ def _all_problems(group: Group, conditions: Conditions, has_previous: bool) -> I
 def _unmet(group: Group, required: Requirement) -> Iterator[tuple[str, Problem]]:
     """`identical`, `tie` and `numeric` allow this verdict and stricter ones of all methods.
 
-    `lossless` holds those to their claim that claim the target's own answers; the others pass. Answers that failed,
+    `lossless` checks the methods that claim the target's own answers; the others pass. Answers that failed,
     were sampled, or whose control failed, break a requirement.
     """
     for method in group.pooled.methods:

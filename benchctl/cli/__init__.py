@@ -33,12 +33,7 @@ GROUPS = {
         "list": "List the methods, judges, suites or models",
     },
 }
-_HIDDEN = {"completion": "Print the script that completes benchctl in a shell"}
-VERBS = {verb: line for verbs in (*GROUPS.values(), _HIDDEN) for verb, line in verbs.items()}
-_MOVED = {
-    "verify": "doctor --method LABEL --model NAME|FOLDER|ID",
-    "validate": "compare --check FILES` or `benchctl compare --schema results",
-}
+VERBS = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
 # A verb named like a Python builtin has an underscore behind the name of its file and function.
 _SHADOWED = frozenset({"list"})
 OUT = "benchctl.out"  # key of a context: what a command with --resume writes
@@ -57,13 +52,6 @@ class _Verbs(click.Group):
         for title, verbs in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{verb:<8}", f"{line}.") for verb, line in verbs.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if (new := _MOVED.get(args[0])) and not ctx.resilient_parsing:  # completion prints no error
-            raise UserError("verb_moved", f"`benchctl {args[0]}` is now `benchctl {new}`.")
-        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from benchctl.cli import INVALID_DATA, WRONG_USAGE
-from benchctl.cli import completion as completing
 from benchctl.cli.options import options_from
 from benchctl.errors import InvalidData, UserError
 from benchctl.options import setting
@@ -30,8 +28,6 @@ class _Options:
         "table",
         "table: for the terminal. md: Markdown. tex: LaTeX with booktabs. csv, json: every figure with its interval, "
         "unrounded.",
-        choices=("table", "md", "csv", "json", "tex", "brief"),  # brief gets an error of its own
-        metavar="[table|md|csv|json|tex]",
     )
     full: bool = setting(False, "Print all tables, a list of full labels, and all warnings with their advice.")
     by_suite: bool = setting(False, "Print figures for each suite, in addition to all suites together.")
@@ -46,24 +42,20 @@ class _Options:
         "Print this name instead of a label. May be repeated.",
         flags=("--name",),
         metavar="LABEL=NAME",
-        completion="labels",
     )
     over: str | None = setting(
         None,
         "Use this method as the baseline for speed, exact match, acceptance and degeneration. Verdicts, token "
         "agreement and target agreement do not change.",
         metavar="LABEL",
-        completion="labels",
     )
     acceptance: bool = setting(
         False, "Print only acceptance: under all its names, by position and by tokens per step, of methods that draft."
     )
     scores: tuple[str, ...] = setting(
         (),
-        "More scores of these answers. Scores next to FILES are always read. May be repeated. Without FILES: print how "
-        "much the judges of these scores agree.",
+        "More scores of these answers. Scores next to FILES are always read. May be repeated.",
         metavar="FILE",
-        completion="files",
     )
     check: bool = setting(False, "Only check that every line of FILES, or of scores files, is valid.")
     schema: Literal["results", "scores"] | None = setting(
@@ -72,7 +64,7 @@ class _Options:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="FILES...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, metavar="FILES...")
 @options_from(_Options, "options")
 @click.pass_context
 def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
@@ -93,7 +85,6 @@ def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -
       benchctl compare results/first.jsonl --name two_model='Draft model' --format md
       benchctl compare results/first.jsonl --over 'two_model[draft_tokens=5]'
       benchctl compare results/first.jsonl --acceptance
-      benchctl compare --scores results/first.scores.jsonl
       benchctl compare --check 'results/*.jsonl'
       benchctl compare --schema results > results.schema.json
     """
@@ -102,28 +93,20 @@ def compare(context: click.Context, options: _Options, files: tuple[str, ...]) -
         _print_schema(options.schema)
     elif options.check:
         context.exit(_check(files))
-    elif not files:
-        _print_agreement(options)
     else:
         _print_comparison(files, options)
 
 
 def _check_usage(files: Sequence[str], options: _Options) -> None:
     """Refuses options that need others, or that would have no effect with them."""
-    if str(options.format) == "brief":
-        raise click.UsageError("--format brief is now the default: leave it out. --full prints all tables.")
     given = {name for name, value in vars(options).items() if value != getattr(_Options, name)}
     for alone in {"check", "schema"} & given:
         if given - {alone} or (alone == "schema" and files):
             raise click.UsageError(f"--{alone} does not compare: leave the other options out.")
     if options.schema:
         return
-    if not files and not options.scores:
-        raise click.UsageError(
-            "No files are named. Name results files" + ("." if options.check else ", or use --scores alone.")
-        )
-    if not files and (given - {"scores", "format"} or options.format not in ("table", "json")):
-        raise click.UsageError("--scores without FILES prints how judges agree, as text or json: name FILES.")
+    if not files:
+        raise click.UsageError("No files are named. Name results files.")
     unused = {*_OF_TABLES} if options.format in ("csv", "json") else set()
     unused |= {"full", "columns", "by_category"} if options.acceptance else set()
     for name in given & unused:
@@ -201,24 +184,3 @@ def _print_schema(kind: Literal["results", "scores"]) -> None:
     from benchctl.records.scores import Score
 
     click.echo(json_schema(*([Score] if kind == "scores" else [Run, Row])))
-
-
-def _print_agreement(options: _Options) -> None:
-    """How much judges agree, from their scores only."""
-    from benchctl.analysis.judges.figures import agreements
-    from benchctl.analysis.judges.judgements import from_scores
-    from benchctl.analysis.tables.columns import agreement_sentence
-    from benchctl.analysis.tables.export import agreement_document
-    from benchctl.cli.options import read_scores
-
-    measured = agreements(from_scores(read_scores(options.scores)))
-    if not measured:
-        raise UserError(
-            "no_common_judgements",
-            f"{', '.join(options.scores)}: no two judges judged the same pairs. Name the scores of several judges.",
-        )
-    if options.format == "json":
-        click.echo(json.dumps({"agreement_of_judges": [agreement_document(each) for each in measured]}, indent=2))
-        return
-    for each in measured:
-        click.echo(agreement_sentence(each))

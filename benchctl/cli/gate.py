@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from xml.etree import ElementTree
 
 import click
 
-from benchctl.cli import completion as completing
 from benchctl.cli.options import check_comparable, options_from, read_files, read_scores
-from benchctl.errors import InvalidData, UserError
+from benchctl.errors import InvalidData
 from benchctl.options import setting
 
 if TYPE_CHECKING:
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 
 _CODES = {"passed": 0, "failed": 1, "inconclusive": 4}
 _ANNOTATIONS = {"passed": "notice", "failed": "error", "inconclusive": "warning"}  # of GitHub
-_ELEMENTS = {"failed": "failure", "inconclusive": "error"}  # of JUnit
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,6 @@ class _Options:
         "Results of an earlier run, with which speed is compared. Repeat it for more sessions.",
         flags=("--previous", "-p"),
         metavar="FILE",
-        completion="files",
     )
     speedup: float = setting(
         0.9,
@@ -69,16 +64,14 @@ class _Options:
         (),
         "More scores of these answers. Scores next to FILES are always read. May be repeated.",
         metavar="FILE",
-        completion="files",
     )
-    format: Literal["text", "json", "github", "junit"] = setting(
-        "text", "text: a line per label. github: annotations for GitHub Actions. junit: XML for CI servers."
+    format: Literal["text", "json", "github"] = setting(
+        "text", "text: a line per label. github: annotations for GitHub Actions."
     )
-    out: Path | None = setting(None, "Write the result to this file instead.", metavar="FILE")
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @options_from(_Options, "options")
 @click.pass_context
 def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
@@ -95,7 +88,7 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
       benchctl gate results/new.jsonl --previous results/old.jsonl
       benchctl gate results/new.jsonl --require lossless
       benchctl gate results/new.jsonl --previous results/old.jsonl --speedup-above 0.95 --format github
-      benchctl gate results/new.jsonl --require lossless --format junit --out gate.xml
+      benchctl gate results/new.jsonl --require lossless --format json > gate.json
     """
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.gate import Conditions, check
@@ -108,15 +101,7 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
     check_comparable(earlier, InvalidData)
     conditions = Conditions(options.require, options.quality, options.speedup, options.tokens_per_s)
     result = check(groups[0], conditions, earlier[0] if earlier else None)
-    text = "\n".join(_WRITERS[options.format](result))
-    if options.out:
-        try:
-            options.out.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            problem = f"{options.out}: cannot be written: {error.strerror}. Give another --out."
-            raise UserError("cannot_write", problem) from error
-    else:
-        click.echo(text)
+    click.echo("\n".join(_WRITERS[options.format](result)))
     context.exit(_CODES[result.outcome])
 
 
@@ -163,15 +148,4 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _junit(result: GateResult) -> Iterator[str]:
-    counts = {f"{element}s": str(len(result.of(outcome))) for outcome, element in _ELEMENTS.items()}  # type: ignore[arg-type]
-    suite = ElementTree.Element("testsuite", {"name": "benchctl gate", "tests": str(len(result.labels)), **counts})
-    for label in result.labels:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "benchctl.gate", "name": label.label})
-        if element := _ELEMENTS.get(label.outcome):
-            ElementTree.SubElement(case, element, {"type": label.outcome, "message": label.text()})
-    ElementTree.indent(suite)
-    yield ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
-
-
-_WRITERS = {"text": _text, "json": _json, "github": _github, "junit": _junit}
+_WRITERS = {"text": _text, "json": _json, "github": _github}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from benchctl.cli import completion as completing
 from benchctl.importing import FORMATS
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command("import")
-@click.argument("files", nargs=-1, required=True, metavar="[LABEL=]FILE...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, required=True, metavar="[LABEL=]FILE...")
 @click.option(
     "--format",
     "format",
@@ -40,21 +39,21 @@ if TYPE_CHECKING:
 @click.option(
     "--suite", default="", metavar="NAME", help="Name of the prompts.  [default: by the ids of the questions]"
 )
-def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: str, target: str, suite: str) -> None:
-    """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat, and FastChat's judgements of answers.
+def import_(
+    files: tuple[str, ...], format: Format | Literal["auto"], out: Path, baseline: str, target: str, suite: str
+) -> None:
+    """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat.
 
     The files have no token ids, machine or verdicts, so these stay unknown. Each file is a session; files with the same
-    LABEL are sessions of one method. The default LABEL is the file's model_id. Judgements become a file of scores next
-    to --out, which `compare` reads.
+    LABEL are sessions of one method. The default LABEL is the file's model_id.
 
     \b
     Examples:
       benchctl import vanilla.jsonl eagle.jsonl --format eagle --out results/eagle.jsonl
-      benchctl import medusa=run-1.jsonl medusa=run-2.jsonl gpt-4_single.jsonl --out results/medusa.jsonl
+      benchctl import medusa=run-1.jsonl medusa=run-2.jsonl --out results/medusa.jsonl
       benchctl compare results/eagle.jsonl
     """
     from benchctl.importing.gather import Source, Terms, gather
-    from benchctl.records.scores import ScoreWriter, scores_path
     from benchctl.records.writer import Writer, check_output
 
     check_output(out)
@@ -62,20 +61,14 @@ def import_(files: tuple[str, ...], format: Format | str, out: Path, baseline: s
     for name in files:
         label, equals, path = name.partition("=")  # a path that exists as it stands has no label
         sources.append(Source(Path(path), label) if equals and not Path(name).exists() else Source(Path(name)))
-    wanted = next((known for known in FORMATS if known == format), None)
     imported = gather(
         sources,
-        Terms(wanted, suite, baseline, target),
+        Terms(None if format == "auto" else format, suite, baseline, target),
         name=out.stem,
         command=("benchctl", *map(shlex.quote, sys.argv[1:])),
     )
-    if imported.scores:
-        check_output(scores_path(out))
     with Writer(out, imported.run) as writer:
         writer.append(*imported.rows)
-    if imported.scores:
-        with ScoreWriter(scores_path(out)) as scores:
-            scores.append(*imported.scores)
     for notice in imported.notices:
         click.echo(f"Note: {notice}", err=True)
     click.echo(

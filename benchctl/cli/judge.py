@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchctl.cli import completion as completing
 from benchctl.cli.options import options_from
 from benchctl.errors import UserError
 from benchctl.options import changed_options, options_of, setting
@@ -21,19 +20,16 @@ if TYPE_CHECKING:
     from benchctl.cli.display import JudgeDisplay
     from benchctl.judging.budget import Price
     from benchctl.judging.judge import Judge
-    from benchctl.judging.scoring import JudgeSettings, Judging, Summary
+    from benchctl.judging.scoring import JudgeSettings, Judging
     from benchctl.measuring.prompts.files import Prompt
     from benchctl.measuring.prompts.sources import Notify
     from benchctl.measuring.prompts.suites import Suite
-    from benchctl.measuring.settings import RunSettings
     from benchctl.records.schema import SuiteInfo
     from benchctl.records.writer import RunFile
     from benchctl.registry import Label
 
 UNFINISHED = 1
 KEY_ENV = "OPENAI_API_KEY"
-BASE_URL_HELP = "Server with OpenAI's interface for gpt, such as http://localhost:8000/v1.  [default: OpenAI's own]"
-MAX_USD_HELP = "Send no request that could raise the cost above X."
 CACHE = "judge-cache"
 _OF_PAID = ("base_url", "key_env", "max_usd", "price_in", "price_out")
 _OF_ASKED = ("repeats", "tries", "concurrency", "cache")
@@ -50,10 +46,13 @@ class JudgeOptions:
         "Judge, with or without options: gpt[protocol=single] (see `benchctl list judges`).  [default: gpt if a key "
         "or --model is given, else likelihood]",
         metavar="LABEL",
-        completion="judges",
     )
     model: str = setting("", "Model of the judge, the same as its option `model`.", metavar="NAME")
-    base_url: str = setting("", BASE_URL_HELP, metavar="URL")
+    base_url: str = setting(
+        "",
+        "Server with OpenAI's interface for gpt, such as http://localhost:8000/v1.  [default: OpenAI's own]",
+        metavar="URL",
+    )
     key_env: str = setting(
         KEY_ENV, "Environment variable with the key of gpt. The key is never written.", metavar="NAME"
     )
@@ -73,7 +72,7 @@ class JudgeOptions:
         "higher number than last time asks again.",
         least=1,
     )
-    max_usd: float | None = setting(None, MAX_USD_HELP, metavar="X", least=0)
+    max_usd: float | None = setting(None, "Send no request that could raise the cost above X.", metavar="X", least=0)
     price_in: float | None = setting(
         None, "Price of a million prompt tokens, instead of the one in the price table.", metavar="USD", least=0
     )
@@ -97,7 +96,7 @@ class JudgeOptions:
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @options_from(JudgeOptions, "options")
 @click.pass_context
 def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...]) -> None:
@@ -118,7 +117,9 @@ def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...])
       benchctl judge results/first.jsonl --judge gpt --model my-model --base-url http://localhost:8000/v1
       benchctl judge results/first.jsonl --judge 'local[model=my_models/judge]'
     """
+    from benchctl.cli.display import JudgeDisplay, describe_summary
     from benchctl.cli.options import read_files
+    from benchctl.records.scores import scores_path
 
     results = [file for file in read_files(files) if file.rows]
     if not results:
@@ -128,24 +129,15 @@ def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...])
     if options.dry_run:
         _print_forecast(results, options)
         return
-    summary = judge_files(results, options)
+    with JudgeDisplay() as display:
+        judging, settings = _judging(results, options, display)
+        summary = judging.run()
+    click.echo(describe_summary(summary, settings.judge.label), err=True)
+    for file in results:
+        click.echo(f"Scores: {scores_path(file.path)}", err=options.as_json)
     if options.as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
     context.exit(UNFINISHED if summary.unfinished else 0)
-
-
-def judge_files(files: Sequence[RunFile], options: JudgeOptions) -> Summary:
-    """Judge results files and print what was done, on stderr where stdout is for JSON."""
-    from benchctl.cli.display import JudgeDisplay, describe_summary
-    from benchctl.records.scores import scores_path
-
-    with JudgeDisplay() as display:
-        judging, settings = _judging(files, options, display)
-        summary = judging.run()
-    click.echo(describe_summary(summary, settings.judge.label), err=True)
-    for file in files:
-        click.echo(f"Scores: {scores_path(file.path)}", err=options.as_json)
-    return summary
 
 
 def _print_forecast(files: Sequence[RunFile], options: JudgeOptions) -> None:
@@ -226,43 +218,6 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
     )
 
 
-def check_judge(options: JudgeOptions, settings: RunSettings) -> None:
-    """Check a judge and a run before the run is measured.
-
-    Raises UserError for what a user can fix, such as a run without answers that this judge could judge.
-    """
-    from benchctl.judging.budget import check_budget
-    from benchctl.judging.judge import AskedJudge, Place
-    from benchctl.measuring.check import load_suites
-    from benchctl.registry import BASELINE, build, canonical_label, parse_label, split_labels
-
-    _, judge = _build_judge(options)
-    labels = {canonical_label(build(text), parse_label(text)) for text in split_labels(settings.labels)}
-    if labels <= {BASELINE}:
-        raise UserError(
-            "nothing_to_judge",
-            f"judges compare answers with those of {BASELINE}, and the run has no other method. Add a --method, or "
-            "leave --judge out.",
-        )
-    if judge.protocol == "likelihood" and settings.prompts.context_fill:
-        raise UserError(
-            "prompts_not_available", "likelihood cannot judge answers measured with --context. Use another --judge."
-        )
-    if judge.protocol == "exact":
-        suites = load_suites(settings.prompts, lambda notice: None)
-        if not any(any(prompt.exact_answers) for suite in suites for prompt in suite.prompts):
-            raise UserError(
-                "no_exact_answers",
-                f"no prompt of {', '.join(suite.name for suite in suites)} has an exact answer, which the judge needs. "
-                "Use --suite tasks, --suite gsm8k, a file of prompts with exact answers, or another --judge.",
-            )
-    if isinstance(judge, AskedJudge):  # what another one needs is seen when the answers are there
-        judge.prepare(Place(options.base_url, options.key_env, ()))
-        if judge.paid:
-            check_budget(judge, _price(judge, options), options.max_usd)
-            judge.reach()
-
-
 def _build_judge(options: JudgeOptions) -> tuple[Label, Judge]:
     """The judge, not prepared yet. Raises UserError for an option that a judge of its family does not use."""
     from benchctl.judging.judge import AskedJudge
@@ -283,13 +238,6 @@ def _price(judge: Judge, options: JudgeOptions) -> Price | None:
     from benchctl.judging.budget import price_of
 
     return price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
-
-
-def beside_run(options: JudgeOptions, target: str) -> JudgeOptions:
-    """The same for judging a run of this `target`. A folder's path is not in the results, so the judge gets it here."""
-    label = judge_label(options)
-    ask = label.name == "likelihood" and all(name != "model" for name, _ in label.options) and Path(target).is_dir()
-    return replace(options, model=target) if target and ask else options
 
 
 def judge_label(options: JudgeOptions) -> Label:

@@ -13,11 +13,7 @@ _Line = dict[str, Any]  # what --json prints of a method, judge, suite or model
 
 
 @click.command(name="list", no_args_is_help=True)
-@click.argument(
-    "kind",
-    type=click.Choice(["methods", "judges", "suites", "benches", "models"]),
-    metavar="methods|judges|suites|models",
-)
+@click.argument("kind", type=click.Choice(["methods", "judges", "suites", "models"]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def list_(kind: str, as_json: bool) -> None:
     """List the methods, judges, suites or models of this installation.
@@ -27,7 +23,7 @@ def list_(kind: str, as_json: bool) -> None:
       benchctl list methods
       benchctl list models --json
     """
-    lines_of, columns = _LISTINGS["suites" if kind == "benches" else kind]
+    lines_of, columns = _LISTINGS[kind]
     lines = lines_of()
     if as_json:
         click.echo(json.dumps(lines, indent=2))
@@ -101,9 +97,6 @@ def _print_table(lines: Sequence[_Line], columns: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    if not lines:
-        click.echo("None in this installation.")
-        return
     table = Table(*columns, box=None, pad_edge=False)
     for line in lines:
         cells = [

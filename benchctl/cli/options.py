@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache, wraps
+from functools import wraps
 from glob import glob, has_magic
 from pathlib import Path
 from types import NoneType, UnionType
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import click
 
-from benchctl.cli import completion
 from benchctl.errors import UserError
 from benchctl.options import CommandLineOption
 
@@ -79,8 +78,6 @@ def _click_options(kind: type[Any]) -> Iterator[Callable[[Command], Command]]:
                 details["is_flag"] = True
             else:
                 details |= {"type": _click_type(hint, spec), "multiple": get_origin(hint) is tuple}
-            if spec.completion:
-                details["shell_complete"] = getattr(completion, spec.completion)
             flags = spec.flags or (negatable if hint is bool else f"--{word}",)
             yield click.option(*flags, each.name, **details)
 
@@ -201,16 +198,3 @@ def check_comparable(groups: Sequence[Group], error: type[UserError] = UserError
             f"not all files can be compared: {'; '.join(differing)} differs from {groups[0].files[0].path}. Name only "
             f"files of one of these {len(groups)} groups.",
         )
-
-
-@cache
-def decoder(target: str) -> Callable[[Sequence[int]], str] | None:
-    """Token ids to text as this target does it; None where its files are not here."""
-    from benchctl.bundled import resolve
-    from benchctl.decoding.model.tokenizer import token_text
-
-    try:
-        folder = resolve(target)
-    except UserError:
-        return None
-    return token_text(folder) if isinstance(folder, Path) else None

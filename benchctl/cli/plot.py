@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Final, Literal
 import click
 
 from benchctl.analysis.plots.catalogue import helps
-from benchctl.cli import completion as completing
 from benchctl.cli.options import options_from
 from benchctl.options import setting
 
 if TYPE_CHECKING:
-    from benchctl.analysis.comparison import Group
     from benchctl.records.writer import RunFile
 
 _ASKED: Final = "benchctl.pictures"  # key of the context: the pictures that the command line names
@@ -44,13 +42,8 @@ class _Output:
     out: Path | None = setting(
         None, "Picture to write: .png, .svg or .pdf.  [default: results/ and the name of the picture, .png]"
     )
-    theme: Literal["light", "dark"] = setting("light", "Colour of the ground.")
-    size: str = setting(
-        "screen",
-        "7.2 inches wide; one column of a paper (3.35 x 3 inches at most, text of 7 points or more); a slide (13.33 x "
-        "7.5 inches, text of 16 points or more).",
-        choices=("screen", "column", "slide", "page"),
-        metavar="[screen|column|slide]",
+    size: Literal["screen", "column"] = setting(
+        "screen", "7.2 inches wide; or one column of a paper (3.35 x 3 inches at most, text of 7 points or more)."
     )
 
 
@@ -65,7 +58,6 @@ class _Options:
         "Draw this method only: a label, or a name for all its labels. May be repeated.",
         flags=("--method",),
         metavar="LABEL",
-        completion="labels",
     )
     quality: str | None = setting(
         None,
@@ -73,7 +65,6 @@ class _Options:
         "difference (agreement), answers that are the target's own (verdict), a judge's score (quality), or correct "
         "answers (exact, of --bench tasks).  [default: target-agreement, or agreement where it was not measured]",
         choices=("target-agreement", "agreement", "verdict", "quality", "exact"),
-        flags=("--quality", "--y"),
         metavar="NAME",
     )
     judge: str = setting("", "The judge for --quality quality: its name or a part of it.", metavar="NAME")
@@ -81,7 +72,7 @@ class _Options:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="[FILES]...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, metavar="[FILES]...")
 @_picture_flags
 @options_from(_Output, "output")
 @options_from(_Options, "options")
@@ -96,15 +87,12 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
     Examples:
       benchctl plot --pareto
       benchctl plot --pareto results/first.jsonl --out first.svg
-      benchctl plot --pareto --theme dark --size slide --out talk.png
       benchctl plot --pareto --by-suite --out suites.png
       benchctl plot --pareto --quality exact results/tasks.jsonl
       benchctl plot --pareto --quality quality --judge gpt results/first.jsonl
       benchctl plot --acceptance --suite koala --size column --out paper.pdf
       benchctl plot --latency --method two_model results/first.jsonl
-      benchctl plot --waterfall results/profiled.jsonl
       benchctl plot --sweep --method two_model --by draft_tokens
-      benchctl plot --alignment my-m2r2 --out alignment.png
     """
     asked = context.meta.get(_ASKED, [])
     if len(asked) != 1:
@@ -123,20 +111,14 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
             raise click.UsageError(f"--{name} does not use {_FLAGS.get(option, f'--{option}')}.")
     if options.judge and options.quality != "quality":
         raise click.UsageError("--judge needs --quality quality.")
-    size = output.size
-    if size == "page":
-        click.echo("Note: --size page is now called --size screen.", err=True)
-        size = "screen"
     out = output.out or Path(f"results/{name}.png")
     check_image(out)
-    style, paths = style_of(output.theme, size), tuple(map(Path, files))
-    request = catalogue.Request(style, paths, options.methods, options.quality or "", options.judge, options.by)
-    groups: tuple[Group, ...] = ()
-    if picture.reads_results:
-        runs = read_files(files or ("results/*.jsonl",))
-        runs = only_suites(runs, options.suites) if options.suites else runs
-        runs = _greedy(runs) if picture.needs_greedy(request) else runs
-        groups = compare(runs, ()) if "judge" in picture.options else compare(runs)
+    style = style_of(output.size)
+    request = catalogue.Request(style, options.methods, options.quality or "", options.judge, options.by)
+    runs = read_files(files or ("results/*.jsonl",))
+    runs = only_suites(runs, options.suites) if options.suites else runs
+    runs = _greedy(runs) if picture.needs_greedy(request) else runs
+    groups = compare(runs, ()) if "judge" in picture.options else compare(runs)
     drawing = picture.draw(by_suite(groups) if options.by_suite else groups, request)
     save(drawing.figure, out)
     if count := sum(len(warnings(group)) for group in groups):

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from benchctl.cli import completion as completing
-
 if TYPE_CHECKING:
-    from benchctl.analysis.predict.speedup import Accounts, Figure, Prediction
+    from benchctl.analysis.predict import Accounts, Figure, Prediction
     from benchctl.records.schema import Run
     from benchctl.records.writer import RunFile
 
@@ -23,20 +21,19 @@ _LARGE_SHARE = 0.1  # of a method's time: an unexplained share above it is a not
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILES...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, unrounded.")
 def predict(files: tuple[str, ...], as_json: bool) -> None:
     """Predict each method's speed-up from acceptance and costs, and show where the measured one differs.
 
-    Costs come from profiled steps (`benchctl run --profile`), or else from step times and draft lengths. All figures
-    are of decoding without prefill, per token.
+    It needs profiled steps (`benchctl run --profile`). All figures are of decoding without prefill, per token.
 
     \b
     Examples:
       benchctl predict results/profiled.jsonl
       benchctl predict results/profiled.jsonl --json
     """
-    from benchctl.analysis.predict.speedup import predict as predict_files
+    from benchctl.analysis.predict import predict as predict_files
     from benchctl.cli.options import read_files
 
     runs = [file for file in read_files(files) if file.rows]
@@ -47,9 +44,8 @@ def predict(files: tuple[str, ...], as_json: bool) -> None:
 def _tables(files: Sequence[RunFile], accounts: Accounts) -> str:
     """The accounts as tables and notes in the terminal's width, without a newline at the end."""
     from benchctl.analysis.names import short_labels
-    from benchctl.analysis.predict.speedup import Prediction
-    from benchctl.analysis.tables.markup import Grid, Paragraph
-    from benchctl.analysis.tables.terminal import terminal
+    from benchctl.analysis.predict import Prediction
+    from benchctl.analysis.tables.grids import Grid, Paragraph, terminal
 
     run = files[0].run
     heading = Paragraph((f"Decoding, against {run.baseline} on {run.target_name}; prefill left out.",))
@@ -69,7 +65,7 @@ def _tables(files: Sequence[RunFile], accounts: Accounts) -> str:
 
 def _json(files: Sequence[RunFile], accounts: Accounts) -> str:
     """An object with `predictions` and `unpredicted`, at full precision."""
-    from benchctl.analysis.predict.speedup import Prediction, Unpredicted
+    from benchctl.analysis.predict import Prediction, Unpredicted
 
     document = {
         "files": [str(file.path) for file in files],
@@ -117,16 +113,15 @@ def _account_tables(predictions: Sequence[Prediction]) -> Iterator[_Table]:
             ("tokens per step", lambda account: f"{account.costs.tokens_per_step:.2f}"),
             ("rows per step", _rows_per_step),
             ("draft step / target step", lambda account: _ratio(account.costs.draft_ratio)),
-            ("its rows / one row", lambda account: _ratio(account.costs.verify_ratio)),
+            ("its rows / one row", lambda account: f"{account.costs.verify_ratio:.3f}"),
             ("depth fraction", lambda account: f"{account.costs.depth_fraction:.3f}"),
             ("prompts", lambda account: str(account.prompts)),
-            ("costs from", lambda account: account.basis),
         ],
     )
 
 
 def _notes(accounts: Accounts, run: Run) -> Iterator[str]:
-    from benchctl.analysis.predict.speedup import Prediction, Unpredicted
+    from benchctl.analysis.predict import Prediction, Unpredicted
 
     yield (
         "Predicted: tokens per step / cost of a step. The cost is drafting and target passes, or layers and one head. "

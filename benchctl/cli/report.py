@@ -7,12 +7,11 @@ from pathlib import Path
 import click
 
 from benchctl import __version__
-from benchctl.cli import completion as completing
 from benchctl.errors import UserError
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="[FILES]...", shell_complete=completing.files)
+@click.argument("files", nargs=-1, metavar="[FILES]...")
 @click.option(
     "-o",
     "--out",
@@ -26,7 +25,6 @@ from benchctl.errors import UserError
     "scores",
     multiple=True,
     metavar="FILE",
-    shell_complete=completing.files,
     help="More scores of these answers. Scores next to FILES are always read. May be repeated.",
 )
 def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
@@ -35,9 +33,6 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     The page starts with a recommendation and its reason. Then come the Pareto plot, a table, and answers next to the
     baseline's. Warnings, other tables and pictures, and all settings are folded. The page stays below 2 MB and states
     how many answers it leaves out.
-
-    Accepted draft tokens are coloured where the target's tokenizer is available: for an embedded model, or for a folder
-    under the name that the run used.
 
     \b
     Examples:
@@ -48,7 +43,7 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.html.report import report as page_of
     from benchctl.bundled import models
-    from benchctl.cli.options import decoder, read_files, read_scores
+    from benchctl.cli.options import read_files, read_scores
     from benchctl.measuring.clock import utc_now
     from benchctl.records.writer import check_writable
 
@@ -60,7 +55,7 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     named = f"{len(results)} file{'s' if len(results) > 1 else ''}"
     made = f"Report of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC"
     embedded_models = frozenset(model.name for model in models())
-    page = page_of(groups, lambda run: decoder(run.target.name), embedded_models, made=made)
+    page = page_of(groups, embedded_models, made=made)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page.html, encoding="utf-8")

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli import OUT
-from benchctl.cli.judge import BASE_URL_HELP, MAX_USD_HELP, JudgeOptions, beside_run, check_judge, judge_files
 from benchctl.cli.options import given, options_from, typed
 from benchctl.measuring.settings import RunSettings
 from benchctl.options import setting
@@ -42,16 +41,8 @@ class _OfAll:
         metavar="N",
         least=1,
     )
-    judge: str | None = setting(
-        None,
-        "Also judge the answers, as `benchctl judge` does: likelihood, or gpt[model=gpt-4o-mini].",
-        metavar="LABEL",
-        completion="judges",
-    )
-    base_url: str = setting("", BASE_URL_HELP, metavar="URL")
-    max_usd: float | None = setting(None, MAX_USD_HELP, metavar="X", least=0)
     as_json: bool = setting(False, "Print the figures as JSON instead of the table.", flags=("--json",))
-    estimate: bool = setting(False, "Only print the expected memory and time, before any weights are read.")
+    estimate: bool = setting(False, "Only print the expected memory, before any weights are read.")
 
 
 @click.command()
@@ -62,8 +53,8 @@ def run(settings: RunSettings, options: _OfAll) -> None:
 
     Every generation is written at once as a line of the results file. --resume continues an interrupted run.
 
-    Exit code: 0; 1 if every generation failed, memory was short or judgements were left undone; 2 for wrong usage; 3
-    for --resume of an invalid results file.
+    Exit code: 0; 1 if every generation failed or memory was short; 2 for wrong usage; 3 for --resume of an invalid
+    results file.
 
     \b
     Examples:
@@ -76,18 +67,10 @@ def run(settings: RunSettings, options: _OfAll) -> None:
       benchctl run --method early_exit --replay --profile --limit 20
       benchctl run --method two_model --sessions 3
       benchctl run --method prompt_lookup --out results/first.jsonl --resume
-      benchctl run --method early_exit --judge 'gpt[model=gpt-4o-mini]' --max-usd 1
     """
     settings = replace(settings, command=("benchctl", *click.get_current_context().obj))
-    judging: JudgeOptions | None = None
-    if options.judge is not None:
-        asked = JudgeOptions(options.judge, base_url=options.base_url, max_usd=options.max_usd, as_json=options.as_json)
-        judging = beside_run(replace(asked, source=settings.prompts.source), settings.models.target)
-        check_judge(judging, settings)
-    elif options.base_url or options.max_usd is not None:
-        raise click.UsageError("--base-url and --max-usd are for --judge. Add it, or leave them out.")
     if options.estimate:
-        _print_estimate(settings, options)
+        _print_estimate(settings, options.as_json)
         return
     if options.sessions > 1:
         failed, missing, paths = False, False, run_sessions(settings, options.sessions)
@@ -95,38 +78,29 @@ def run(settings: RunSettings, options: _OfAll) -> None:
         checked, summary = measure(settings)
         failed = summary.measured > 0 and summary.failed == summary.measured
         missing, paths = bool(summary.missing), (checked.out,)
-    left = _show(paths, None if failed else judging, options.as_json)
-    if failed or missing or left:
+    _show(paths, options.as_json)
+    if failed or missing:
         raise click.exceptions.Exit(1)
 
 
-def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
-    """What `measure` would need. Raises UserError as `check` does."""
+def _print_estimate(settings: RunSettings, as_json: bool) -> None:
+    """The memory that `measure` would need. Raises UserError as `check` does."""
     from benchctl.analysis.tables import text  # noqa: F401  # what a run imports takes memory too
-    from benchctl.cli.display import describe_seconds, describe_target, memory_table
+    from benchctl.cli.display import describe_target, memory_table
     from benchctl.measuring.check import check
-    from benchctl.measuring.duration import FASTER, SLOWER, duration
     from benchctl.measuring.memory import memory_needs
 
     checked = check(settings, lambda notice: click.echo(notice, err=True))
     needs = memory_needs(checked)
-    took = duration(checked)
-    seconds = took.seconds * options.sessions
-    least_s, most_s = seconds / FASTER, seconds * SLOWER
-    if options.as_json:
+    if as_json:
         memory = {need.device: {"parts": need.parts, "sum": need.bytes, "free": need.free_bytes} for need in needs}
-        click.echo(json.dumps({"memory_bytes": memory, "seconds": {"least": least_s, "most": most_s}}, indent=2))
+        click.echo(json.dumps({"memory_bytes": memory}, indent=2))
         return
     labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
     click.echo(f"{labels} on {describe_target(checked)}: memory by formula, not measured.")
     for need in needs:
         click.echo(memory_table(need.parts, need.free_bytes, need.device if len(needs) > 1 else ""))
-    click.echo(
-        f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations\n"
-        f"time: {describe_seconds(least_s)} to {describe_seconds(most_s)}, without loading\n"
-        f"Assumed: full answers, every method as fast as the baseline, {took.step_s * 1e3:.3g} ms for a token "
-        f"(calibrated now). The range is {FASTER:g} times faster to {SLOWER:g} times slower."
-    )
+    click.echo("Time is not estimated. The run shows the time left after its first generations.")
 
 
 def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
@@ -144,18 +118,14 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
     return checked, summary
 
 
-def _show(paths: Sequence[Path], judging: JudgeOptions | None, as_json: bool) -> int:
-    """Judge the answers if asked to, and print the table even if judging fails; how many judgements are left."""
+def _show(paths: Sequence[Path], as_json: bool) -> None:
+    """Print the table."""
     from benchctl.analysis.tables.text import View, summary
-    from benchctl.cli.options import read_files
 
-    try:
-        return judge_files(read_files(list(map(str, paths))), judging).unfinished if judging else 0
-    finally:
-        click.echo(summary(paths, "json" if as_json else "table", View(width=get_terminal_size().columns)))
-        click.echo(f"more: benchctl compare {shlex.join(map(str, paths))} --full", err=as_json)
-        for path in paths:
-            click.echo(f"Results: {path}", err=as_json)
+    click.echo(summary(paths, "json" if as_json else "table", View(width=get_terminal_size().columns)))
+    click.echo(f"more: benchctl compare {shlex.join(map(str, paths))} --full", err=as_json)
+    for path in paths:
+        click.echo(f"Results: {path}", err=as_json)
 
 
 def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:

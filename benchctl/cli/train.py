@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchctl.cli import OUT, completion
+from benchctl.cli import OUT
 from benchctl.cli.options import Command, given, options_from, typed
 from benchctl.registry import builtin_file, builtin_names, parse_label
 from benchctl.training.train_options import DraftOptions, DraftStart, ModuleOptions
@@ -75,9 +75,7 @@ def data_options(command: Command) -> Command:
 
 def model_option(help_text: str) -> Callable[[Command], Command]:
     """The required --model."""
-    return click.option(
-        "--model", required=True, metavar="NAME|FOLDER|ID", shell_complete=completion.models, help=help_text
-    )
+    return click.option("--model", required=True, metavar="NAME|FOLDER|ID", help=help_text)
 
 
 @click.group(cls=Parts, subcommand_metavar="PART [OPTIONS]...")
@@ -112,22 +110,6 @@ def draft(options: DraftOptions, start: DraftStart) -> None:
         return train_draft(options, start, job_context)
 
     run_job(job, options, options.model)
-
-
-@train.command()
-@click.option("--run", type=click.Path(path_type=Path), required=True, help="The --out folder of an unfinished run.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the model.")
-def export(run: Path, out: Path) -> None:
-    """Write the newest checkpoint of an unfinished model as a model folder.
-
-    \b
-    Examples:
-      benchctl train export --run my-draft --out so-far
-    """
-    from benchctl.training.jobs import export_checkpoint
-
-    export_checkpoint(run, out, lambda notice: click.echo(notice, err=True))
-    click.echo(f"Wrote {out}")
 
 
 def _modules_command(label: str) -> click.Command:
@@ -217,7 +199,7 @@ def _methods_with_modules() -> list[str]:
 
 
 def _is_trainable(file: Path) -> bool:
-    """Whether a class in the file is derived from Trainable, perhaps through a base that a sibling file holds."""
+    """Whether a class in the file is derived from Trainable, perhaps through a base in a sibling file."""
     text = file.read_text(encoding="utf-8")
     bases = set(re.findall(r"\w+", " ".join(_BASES.findall(text))))
     return "Trainable" in bases or any(
@@ -249,7 +231,7 @@ def run_job(job: Callable[[JobContext], Result | None], options: TrainOptions, m
 def open_job(options: TrainOptions) -> Iterator[JobContext]:
     """What a job needs in addition to its options. Its progress is shown while this is open.
 
-    What the click context's `meta` holds as READ_CORPUS reads the data in place of `read_corpus`: reference/ sets it.
+    `meta[READ_CORPUS]` of the click context replaces `read_corpus`; reference/ sets it.
     """
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -173,10 +173,10 @@ def engaged(subject: MethodUnderTest, models: RandomModels) -> Result:
     if accepted or any(layer != full for step in steps for layer in step.layers):
         return None
     if drafted:
-        return Skipped(f"none of {drafted} drafted tokens was accepted here, so no check has seen an accepted one")
+        return Skipped(f"none of {drafted} drafted tokens was accepted here, so no check covers accepted tokens")
     return Skipped(
-        "nothing was drafted and no layer left out here, as in plain decoding: where that is not what the method is "
-        "for, examine it with options that make it act, such as a lower threshold"
+        "nothing was drafted and no layer skipped here, as in plain decoding. If the method should draft or skip, "
+        "examine it with other options, such as a lower threshold"
     )
 
 
@@ -210,7 +210,7 @@ def limits(subject: MethodUnderTest, models: RandomModels) -> Result:
         short = len(got.token_ids) != limit or got.stop_reason != "length"
         if short or (method.exactness != "lossy" and got.token_ids != expected):
             wanted = f"{shown(expected)}, ended by the limit of {limit}"
-            action = "draft no deeper than the budget, and let nothing but the text decide what is said"
+            action = "draft no deeper than the budget, and let the answer depend on the text only"
             return Deviation(wanted, f"{shown(got.token_ids)}, ended by {got.stop_reason}", action)
     return None
 
@@ -221,7 +221,7 @@ def stops(subject: MethodUnderTest, models: RandomModels) -> Result:
     full = answer(subject.prepared(models), models, prompt, NEW_TOKENS)
     unsaid = frozenset(range(VOCABULARY)) - set(full.token_ids)
     cases = {f"as {role} token": (frozenset({token}), end) for role, (token, end) in _roles(full).items()}
-    cases["that is never said"] = (unsaid, len(full.token_ids))
+    cases["that never occurs"] = (unsaid, len(full.token_ids))
     for role, (stop_ids, end) in cases.items():
         ending = models.with_stops(stop_ids)
         got = answer(subject.prepared(ending), ending, prompt, NEW_TOKENS)
@@ -284,7 +284,7 @@ def batches(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def replay(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """Where its own text is forced upon it a method takes its own steps; it says any other text too, or is told of."""
+    """Forced to write its own answer, a method takes the same steps; it also writes any other text, or is skipped."""
     prompt, other = prompt_of(_PROMPT_TOKENS), prompt_of(NEW_TOKENS)
     free = answer(subject.prepared(models), models, prompt, NEW_TOKENS)
     try:
@@ -292,13 +292,13 @@ def replay(subject: MethodUnderTest, models: RandomModels) -> Result:
         answer(subject.prepared(models), models, prompt, NEW_TOKENS, forced=other)
     except Unforced as refusal:
         return Skipped(f"run --replay cannot take it: {refusal}")
-    if problem := _differs(free, own, "when it is free", "where its own text was forced upon it"):
-        return replace(problem, action="let nothing but the tokens of the text tell whether it is forced")
+    if problem := _differs(free, own, "when decoding freely", "when forced to write its own answer"):
+        return replace(problem, action="let steps depend on the tokens of the text only, not on whether it is forced")
     assert own.forced is not None
     if (own.forced.agreed, own.forced.judged) != (NEW_TOKENS, NEW_TOKENS):
         seen = f"{own.forced.agreed} of {own.forced.judged}"
-        action = "call context.pick once for each token that is said"
-        return Deviation(f"its own choice at all {NEW_TOKENS} tokens of its own text", seen, action)
+        action = "call context.pick once for each token of the answer"
+        return Deviation(f"its own choice at all {NEW_TOKENS} tokens of its own answer", seen, action)
     return None
 
 
@@ -307,11 +307,11 @@ def _differs(one: Generation, other: Generation, when: str, then: str) -> Deviat
         return Deviation(f"{shown(one.token_ids)}, as {when}", f"{shown(other.token_ids)} {then}", "")
     for number, (first, second) in enumerate(zip(one.steps, other.steps, strict=False), 1):
         if first != second:
-            return Deviation(f"step {number} to be {_told(first)}, as {when}", f"{_told(second)} {then}", "")
+            return Deviation(f"step {number} to be {_described(first)}, as {when}", f"{_described(second)} {then}", "")
     return None
 
 
-def _told(step: Step) -> str:
+def _described(step: Step) -> str:
     layers = ", ".join(map(str, step.layers))
     return f"{step.accepted} accepted of {step.drafted} in {step.rows} rows of {layers} layers"
 
@@ -353,16 +353,16 @@ WHAT: dict[str, str] = {
     "options": "options are read and written as labels",
     "claim": "the claim is a known one, a lossy one has a reason",
     "unsupported": "None or a reason",
-    "engaged": "drafts are accepted, or layers left out",
+    "engaged": "drafts are accepted, or layers skipped",
     "greedy": "greedy answers are the target's",
     "sampled": "sampled answers have the target's distribution",
     "counting": "all passes of the target are counted",
     "limits": "answers end at the limit",
     "stops": "answers end at the first stop token",
-    "isolation": "earlier prompts change nothing",
+    "isolation": "earlier prompts have no effect",
     "determinism": "the same seed gives the same answer",
-    "batches": "in a batch answers are those given alone",
-    "replay": "it says a text that is forced upon it",
+    "batches": "answers in a batch are those given alone",
+    "replay": "it writes a forced text",
     "cache": "the cache is that of a fresh prefill",
 }
 

@@ -5,7 +5,7 @@
 | spec-bench | hemingkx/Spec-Bench, evaluation/eval.py | decoding_steps, a number or a last index | accept_lengths |
 | rest | FasterDecoding/REST, llm_judge/gen_model_answer_rest.py | idxs, the last index | "accept_lengths:" |
 | medusa, eagle | FasterDecoding/Medusa, SafeAILab/EAGLE, gen_*_answer*.py | idxs, the last index | |
-| fastchat | lm-sys/FastChat, fastchat/llm_judge | no counts or times; judgements: published_judgements.py | |
+| fastchat | lm-sys/FastChat, fastchat/llm_judge | no counts or times | |
 
 All count `new_tokens` by the loop of the method, which may pass the stop token by the rest of a step. Spec-Bench's
 evaluation/speed.py compares that with a count of the baseline's re-tokenised text, which favours the method; here both
@@ -54,7 +54,7 @@ def answers_of(line: Line, content: AnswerLine, format: Format) -> Iterator[Answ
 
 
 def format_of(line: Line, content: AnswerLine) -> Format:
-    """Which format a line is of. Raises InvalidData where that cannot be told."""
+    """The format of a line. Raises InvalidData if its fields do not show it."""
     choice, model = content.choices[0], str(content.model_id)
     if choice.rest_lengths is not None:
         return "rest"
@@ -66,7 +66,7 @@ def format_of(line: Line, content: AnswerLine) -> Format:
         return "medusa"
     if "eagle" in model.lower():
         return "eagle"
-    line.refuse(f"'{model}' may be of Medusa or of EAGLE, whose files look the same: say --format")
+    line.refuse(f"'{model}' may be of Medusa or of EAGLE, whose files look the same: give --format")
 
 
 def _numbers(

@@ -85,7 +85,7 @@ class Asker:
         scores = None if last.problem else self.judge.read(last.text)
         if scores is None and len(tries) < self._most_tries:
             return None
-        unreadable = "" if scores else last.problem or "it does not hold the scores asked for"
+        unreadable = "" if scores else last.problem or "it does not contain the scores asked for"
         fresh = tries[len(tries) if cached is None else cached :]
         return Outcome(scores, unreadable, len(tries), last.text, fresh)
 

@@ -56,7 +56,7 @@ def price_table() -> PriceTable:
 
 
 def price_of(model: str, in_usd: float | None, out_usd: float | None, *, at_usual_address: bool) -> Price | None:
-    """The price by hand where both parts are given, else that of the table; None where nobody knows it.
+    """The price by hand where both parts are given, else that of the table; None where it is unknown.
 
     The table is of the usual address: elsewhere a model of the same name may cost anything. Raises UserError where one
     part is given and the other is not known.
@@ -82,9 +82,9 @@ class OutOfBudget(Exception):
 
 @dataclass(frozen=True)
 class Spent:
-    """What requests cost so far. `usd` is None where nobody knows the price; `doubtful_usd` is the part of it that was
-    counted at its dearest, for requests that broke off or came back without a bill that can be true; `refused_bills`
-    counts those with one that cannot."""
+    """What requests cost so far. `usd` is None where the price is unknown. `doubtful_usd` is the part counted at
+    the highest possible cost, for requests that broke off or whose bill is missing or impossible; `refused_bills`
+    counts the impossible ones."""
 
     prompt_tokens: int = 0
     reply_tokens: int = 0
@@ -96,7 +96,7 @@ class Spent:
 class Budget:
     """Counts what is spent and what requests in flight may cost at most. May be used by several threads.
 
-    `max_usd` bounds their sum, where it is given; `price` is None where nobody knows it, and then nothing is bounded.
+    `max_usd` bounds their sum, where it is given; `price` is None where it is unknown, and then nothing is bounded.
     """
 
     def __init__(self, price: Price | None, max_usd: float | None) -> None:
@@ -156,10 +156,10 @@ class Budget:
 
 
 def check_budget(judge: Judge, price: Price | None, max_usd: float | None) -> None:
-    """Raises UserError where a budget is set on a price that nobody knows."""
+    """Raises UserError for a budget on an unknown price."""
     if max_usd is not None and price is None and judge.paid:
         raise UserError(
             "unknown_price",
-            f"--max-usd cannot be held: nobody here knows what '{judge.model}' costs. Give --price-in and --price-out "
-            "to `benchctl judge`, in USD per million tokens.",
+            f"--max-usd has no effect: the price of '{judge.model}' is unknown. Give --price-in and --price-out to "
+            "`benchctl judge`, in USD per million tokens.",
         )

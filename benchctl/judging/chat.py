@@ -1,7 +1,7 @@
-"""What a judge is sent and how its reply is read.
+"""The messages to a judge, and how its reply is read.
 
 Prompts are readable .md files in judges/, named in every score with the first digits of their sha256. A reply is read
-only where it surely holds scores from 1 to 10.
+only if it is certain to contain scores from 1 to 10.
 """
 
 from __future__ import annotations

@@ -96,13 +96,13 @@ def _check_labels(file: RunFile, rows: Mapping[RowKey, Row], baseline: str) -> N
     if labels and baseline not in labels:
         raise UserError(
             "unknown_baseline",
-            f"{file.path}: holds no answers of the baseline '{baseline}'. Its labels: {', '.join(labels)}. "
+            f"{file.path}: has no answers of the baseline '{baseline}'. Its labels: {', '.join(labels)}. "
             "Name one of them by --baseline-label, or measure the baseline with them.",
         )
     if len(labels) < 2:
         raise UserError(
             "nothing_to_judge",
-            f"{file.path}: holds no answers of a method that could be judged. Measure one with `benchctl run`.",
+            f"{file.path}: has no answers of a method that could be judged. Measure one with `benchctl run`.",
         )
 
 
@@ -133,7 +133,7 @@ def check_same_prompts(files: Sequence[RunFile]) -> None:
                 raise UserError(
                     "other_prompts",
                     f"{suite.name}: its prompts in {file.path} differ from those in {earlier} ({suite.sha256[:8]} and "
-                    f"{other[:8]}), so their judgements could not be compared. Judge the two apart.",
+                    f"{other[:8]}), so their judgements could not be compared. Judge the two separately.",
                 )
 
 

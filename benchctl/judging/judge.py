@@ -69,8 +69,8 @@ class NoReply(UserError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a judge is to work: an address that replaces its usual one ("" keeps that), the environment variable that
-    holds its key, and the runs whose answers it will judge."""
+    """The address of a judge's server ("" for the usual one), the environment variable with its key, and the runs
+    whose answers it will judge."""
 
     base_url: str
     key_env: str

@@ -100,7 +100,7 @@ class Cache(LineFile):
 
 
 def cache_path(folder: Path, judge: str) -> Path:
-    """The file of a judge: its label, made fit for a name, and a few digits that keep labels alike apart."""
+    """The file of a judge: its label as a file name, and a few digits, since two labels may become the same name."""
     name = re.sub(r"[^\w.-]+", "-", judge).strip("-")[:_NAME_LENGTH]
     return folder / f"{name}-{hashlib.sha256(judge.encode()).hexdigest()[:8]}.jsonl"
 

@@ -1,4 +1,4 @@
-"""A judging: what results files hold is set against what their scores files have, and the rest is asked and written."""
+"""A judging: answers in results files that have no score in the scores files are judged, and their scores written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, 
 from benchctl.records.writer import RunFile
 
 _COUNTED = ("stored", "written", "ties", "recalled", "unreadable", "unasked", "too_long")
-# Tokens of a reply that holds the scores asked for, and nothing else: "8 7", and what ends it.
+# Tokens of a reply that contains only the scores: "8 7" and the end token.
 _REPLY_TOKENS = {"pairwise": 4, "single": 2}
 
 
@@ -109,7 +109,7 @@ class Judging:
     """The judging of results files by one judge.
 
     Making it checks all that the files can tell. Raises UserError for a file without the baseline's answers, or whose
-    prompts are not those at hand or not those of another file, and where a budget is set on a price nobody knows.
+    prompts are not those at hand or not those of another file, and for a budget on an unknown price.
     """
 
     def __init__(self, files: Sequence[RunFile], prompts: Prompts, settings: JudgeSettings, world: World) -> None:
@@ -128,7 +128,7 @@ class Judging:
         self._budget = Budget(settings.price if self._judge.paid else Price(0.0, 0.0), settings.max_usd)
 
     def forecast(self) -> Forecast:
-        """What would be done and what it would cost; nothing is asked, held or written."""
+        """The work that is left and its cost. Asks nothing and writes nothing."""
         todo = self._todo({path: _stored(path) for path in self._files})
         ties = sum(item.pair.identical for item in todo)
         common = (len(self._items), len(self._items) - len(todo), ties)
@@ -177,13 +177,13 @@ class Judging:
         spent, max_usd = self._budget.spent, self._settings.max_usd
         if spent.refused_bills:
             self._world.notify(
-                f"The judge's server sent {spent.refused_bills} bills of far more tokens than were sent and asked for. "
-                "They are not believed, and counted as the most that is possible: look at the account of the key."
+                f"The judge's server sent {spent.refused_bills} bills for impossibly many tokens. They count as the "
+                "largest possible cost. Check the account of the key."
             )
         if max_usd is not None and (spent.usd or 0.0) > max_usd:
             self._world.notify(
-                f"The bills came to ${spent.usd:.4f}, above --max-usd {max_usd:g}: the server counts more than a token "
-                "for a byte, or more than reply_limit. Nothing more is sent."
+                f"The cost is ${spent.usd:.4f}, above --max-usd {max_usd:g}: the server counts more than one token per "
+                "byte, or more than reply_limit. No further requests are sent."
             )
 
     def _todo(self, stored: Mapping[Path, Iterable[Score]]) -> list[Item]:

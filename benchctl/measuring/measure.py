@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Method
+from benchctl.decoding.method import CarriesOver, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary, UsesDraftVocabulary
@@ -22,7 +23,6 @@ from benchctl.measuring.machine.meter import Meter, Reading, free_memory
 from benchctl.measuring.plan import SESSION, Job, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.prompts.fit import Filler, cut_prompt
-from benchctl.measuring.stores import Stores
 from benchctl.measuring.teacher_forcing import TeacherForcing
 from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, pass_sizes
 from benchctl.measuring.weights import WeightGuard
@@ -60,6 +60,42 @@ class Timings:
 
     generations_s: float = 0.0
     controls_s: float = 0.0
+
+
+class Stores:
+    """The store of each method that carries state over, for each prompt and repeat.
+
+    No repeat sees what an earlier repeat of its prompt wrote.
+
+    With ``memory=run`` every repeat of a prompt begins with what the first repeats of the prompts before it left.
+    Only the first repeat adds to that, so all repeats and sessions take the same steps.
+    """
+
+    def __init__(self, methods: Mapping[str, Method]) -> None:
+        self._methods = {label: method for label, method in methods.items() if isinstance(method, CarriesOver)}
+        self._remembering = {label for label, method in self._methods.items() if method.memory == "run"}
+        self._kept: dict[str, object] = {}
+        self._before: dict[str, object] = {}
+        self._current: dict[str, object] = {}
+
+    def begin(self) -> None:
+        """Start on another prompt."""
+        self._before = dict(self._kept)
+
+    def open(self, task: Task) -> object:
+        """The store of a generation, None for other methods: turns of one repeat share it."""
+        method = self._methods.get(task.label)
+        if method is None:
+            return None
+        if task.turn == 0 or task.label not in self._current:
+            has_past = task.label in self._before
+            self._current[task.label] = deepcopy(self._before[task.label]) if has_past else method.new_store()
+        return self._current[task.label]
+
+    def close(self, task: Task) -> None:
+        """After a generation that did not fail."""
+        if task.label in self._remembering and task.repeat == 0 and task.mode == "free":
+            self._kept[task.label] = deepcopy(self._current[task.label])
 
 
 @dataclass

@@ -31,9 +31,7 @@ _MODEL = "NAME|FOLDER|ID"
 class PromptSettings:
     """Which prompts, how many of each suite, and what happens to those that do not fit into the target's context."""
 
-    benches: tuple[str, ...] = setting(
-        ("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE", completion="benches"
-    )
+    benches: tuple[str, ...] = setting(("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE")
     limit: int | None = setting(
         None, "Only N prompts of each suite, of each category as many.  [default: all]", least=1, metavar="N"
     )
@@ -54,8 +52,8 @@ class PromptSettings:
 class ModelSettings:
     """Which models, and how they are executed. An empty name means the embedded one."""
 
-    target: str = setting("", TARGET_HELP, flags=("--model",), metavar=_MODEL, completion="models")
-    draft: str = setting("", DRAFT_HELP, flags=("--draft-model",), metavar=_MODEL, completion="models")
+    target: str = setting("", TARGET_HELP, flags=("--model",), metavar=_MODEL)
+    draft: str = setting("", DRAFT_HELP, flags=("--draft-model",), metavar=_MODEL)
     dtype: str = setting("auto", "Number format; auto: float32 on a CPU, bfloat16 on a GPU.", choices=DTYPES)
     device: str = setting("auto", "Where to run; auto: a GPU if there is one.", choices=DEVICES)
     threads: int = setting(1, "CPU threads of torch. 1 gives the least noise.", least=1)
@@ -110,14 +108,12 @@ class RunSettings:
         "that can run here. The baseline is always measured.  [default: all, or only the sweeps]",
         flags=("--method", "-m"),
         metavar="LABEL",
-        completion="labels",
     )
     sweeps: tuple[str, ...] = setting(
         (),
         "All combinations of alternatives, as m2r2[exit=2|4,draft_tokens=2:6:2] (2 to 6 by 2). May be repeated.",
         flags=("--sweep",),
         metavar="LABEL",
-        completion="labels",
     )
     prompts: PromptSettings = field(default_factory=PromptSettings)
     models: ModelSettings = field(default_factory=ModelSettings)

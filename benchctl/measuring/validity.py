@@ -2,7 +2,7 @@
 
 A round is one repeat of a prompt, or batch, by every label in every mode. Outside load is judged over the whole round,
 time-weighted. A disturbed round is marked, figures leave it out for all labels, and it is measured again (plan.py).
-Readings at single moments (the reference kernel, the clock) are recorded but exclude nothing: they describe a short
+Readings at single moments (such as a GPU's clock) are recorded but exclude nothing: they describe a short
 generation better than a long one, so exclusion by them shifted speed-ups by 1 to 5% in the simulation of the tests.
 GPU alarms do exclude, since no GPU should show them at all.
 

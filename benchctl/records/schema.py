@@ -62,8 +62,8 @@ class ModelInfo:
 class SuiteInfo:
     """A suite as it was used. `own` marks one of benchctl itself, which is embedded whole.
 
-    `exact_answers` holds, by prompt id, how a right answer to each turn ends, "" where that cannot be said.
-    `categories` holds the category of each prompt that has one, by its id. Files of earlier versions have none.
+    `exact_answers` maps a prompt id to the end of a right answer to each turn, "" where there is no single one.
+    `categories` maps a prompt id to the prompt's category, if it has one. Files of earlier versions have none.
     """
 
     name: str

@@ -206,9 +206,9 @@ def _with_current_labels(score: Score) -> Score:
 
 
 class ScoreWriter(LineFile):
-    """Appends scores to the file next to a results file, and holds it for itself while it is entered.
+    """Appends scores to the file next to a results file, and keeps it locked while it is entered.
 
-    An existing file is continued: a torn last line is cut off, with a notice, and `stored` holds what is judged.
+    An existing file is continued: a torn last line is cut off, with a notice, and `stored` contains the scores so far.
     Entering raises UserError if the file is being written or cannot be, and what `read_scores` raises.
     """
 

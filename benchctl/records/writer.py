@@ -142,8 +142,8 @@ def check_writable(path: Path) -> None:
 
 
 class LineFile:
-    """Appends lines to a file, and holds it for itself while it is entered. For the errors, `writer` names the program
-    that writes such files, `instead` is the advice while another process holds it, and `full` that for a full disk.
+    """Appends lines to a file, and keeps it locked while it is entered. For the errors, `writer` names the program that
+    writes such files, `instead` is the advice while another process has the lock, and `full` that for a full disk.
 
     Entering raises UserError if the file is being written or cannot be, and as `begin` does.
     """
@@ -202,9 +202,9 @@ class LineFile:
 
 
 class Writer(LineFile):
-    """Appends rows to a results file, and holds the file for itself while it is entered.
+    """Appends rows to a results file, and keeps the file locked while it is entered.
 
-    With `resume` an existing file is continued: a torn last line is cut off, with a notice, and `stored` holds
+    With `resume` an existing file is continued: a torn last line is cut off, with a notice, and `stored` contains
     the rows that are done. Entering raises UserError if the file is another run's, is being written, or cannot be.
 
         with Writer(path, run, resume=True) as writer:

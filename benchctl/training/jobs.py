@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ from benchctl.training.checkpoint import (
     Notify,
     check_fingerprint,
     checkpoints,
-    load_checkpoint,
-    load_weights,
     locked,
     newest_fingerprint,
     writing,
@@ -30,7 +27,7 @@ from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import PackedCorpus
 from benchctl.training.data.reading import Corpus, read_corpus
 from benchctl.training.distributed import World
-from benchctl.training.models import TOKENIZER_FILES, copy_tokenizer, empty_model, save_model
+from benchctl.training.models import TOKENIZER_FILES
 from benchctl.training.modules.objective import Objective
 from benchctl.training.modules.own_text import Answered
 from benchctl.training.optim import Budget, OptimizerSettings, Stage
@@ -236,13 +233,13 @@ def _check_out(options: TrainOptions, read: Sequence[str]) -> None:
     if there and not options.resume:
         raise UserError(
             "out_not_empty",
-            f"{out}: holds {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
+            f"{out}: contains {there[0]} already; if that is of an earlier run, continue it with --resume, else name "
             "another folder with --out",
         )
     if there and not begun and not checkpoints(out / CHECKPOINTS):
         raise UserError(
             "out_not_empty",
-            f"{out}: holds {there[0]} but no checkpoint, so there is nothing to continue and it would be overwritten; "
+            f"{out}: contains {there[0]} but no checkpoint, so nothing can be continued and it would be overwritten; "
             "name another folder with --out",
         )
     make_out(out)
@@ -258,37 +255,3 @@ def make_out(out: Path) -> None:
         ) from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise UserError("out_not_usable", f"{out}: cannot be written to; name another folder with --out")
-
-
-def export_checkpoint(run: Path, out: Path, notify: Notify) -> None:
-    """Writes the newest checkpoint of the run of a model into the fresh folder `out`.
-
-    Damaged checkpoints are skipped with a notice. Raises UserError where none can be read, where the
-    run is one of modules, where `out` holds something, and when the disk is full: nothing of `out` is then left.
-    """
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(
-            "out_not_empty", f"{out}: is a file, or holds something already; name a fresh folder with --out"
-        )
-    found = load_checkpoint(run / CHECKPOINTS, notify)
-    if found is None:
-        raise UserError("no_checkpoint", f"{run}: no checkpoint in its folder '{CHECKPOINTS}' yet")
-    if not (run / "config.json").is_file():
-        raise UserError(
-            "not_a_model_run", f"{run}: trains modules of a method, not a model; finish it with --resume instead"
-        )
-    model = empty_model(run)
-    if not any("embed" in name for name in found.weights):
-        raise UserError(
-            "not_a_model_run",
-            f"{run}: its embedding is the target's, so the checkpoints lack it; finish it with --resume",
-        )
-    load_weights(model, found.weights)
-    partial = out.resolve().with_name(f".partial-{out.resolve().name}")
-    with writing(out, "the model"):
-        try:
-            save_model(model, partial)
-            copy_tokenizer(run, partial)
-            partial.rename(out)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)

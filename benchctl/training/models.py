@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from benchctl.training.train_options import ModelShape
 
@@ -61,11 +61,6 @@ def build_from_target(target: PreTrainedModel, layers: Sequence[int]) -> PreTrai
         own.base_model.layers[index].load_state_dict(source.base_model.layers[layer].state_dict())
     own.get_output_embeddings().load_state_dict(source.get_output_embeddings().state_dict())
     return model
-
-
-def empty_model(folder: Path) -> PreTrainedModel:
-    """A model of the shape in the folder's config.json, with weights of no meaning."""
-    return _from_config(AutoConfig.from_pretrained(folder))
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:

@@ -101,7 +101,9 @@ def test_the_pareto_plot_works_with_the_targets_agreement(tmp_path: Path) -> Non
     rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0), baseline_row("p1"), drafted_row("p1")]
     rows += [drafted_row("p0"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
     path, out = write(tmp_path / "run.jsonl", rows), tmp_path / "out.svg"
-    result = CliRunner().invoke(main, ["plot", "--pareto", "--y", "target-agreement", str(path), "--out", str(out)])
+    result = CliRunner().invoke(
+        main, ["plot", "--pareto", "--quality", "target-agreement", str(path), "--out", str(out)]
+    )
     assert result.exit_code == 0, result.output
     assert out.stat().st_size > 1000
 

@@ -28,14 +28,13 @@ from refusals import refused
 
 from benchctl.analysis.comparison import by_suite, compare
 from benchctl.analysis.html import report as html
-from benchctl.analysis.html.page import section, table_rows
-from benchctl.analysis.html.picture import MAIN, picture
+from benchctl.analysis.html.page import MAIN, picture, section, table_rows
 from benchctl.analysis.html.report import report
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables.columns import Block, Column, brief
 from benchctl.analysis.tables.text import blocks
 from benchctl.analysis.warnings import warnings
+from benchctl.analysis.winner import summarise
 from benchctl.cli import main
 from benchctl.records.schema import Row, Totals
 from benchctl.records.writer import read
@@ -119,7 +118,7 @@ def test_warnings_are_folded_and_counted() -> None:
 
 
 def test_answers_of_an_embedded_model_are_announced_as_poor() -> None:
-    poor = report(usual_groups(), lambda run: None, frozenset(["reference"]), made="").html
+    poor = report(usual_groups(), frozenset(["reference"]), made="").html
     assert "9.0 million parameters: " in poor and "9.0 million parameters: " not in usual_page()
 
 
@@ -195,7 +194,7 @@ def _long(rows: list[Row]) -> list[Row]:
 
 def test_long_answers_are_left_out_until_the_page_is_small_and_it_says_how_many(tmp_path: Path) -> None:
     groups = groups_of(tmp_path, _long(usual_rows(60)))
-    found = report(groups, lambda run: None, frozenset(), made="")
+    found = report(groups, frozenset(), made="")
     assert 1_750_000 < len(found.html.encode()) < html.MOST_BYTES < 2_000_000
     assert 0 < found.shown_answers < found.answers == 120
     left = found.answers - found.shown_answers
@@ -208,7 +207,7 @@ def test_one_giant_answer_does_not_keep_the_others_out(tmp_path: Path) -> None:
     rows = usual_rows()
     first = next(number for number, row in enumerate(rows) if row.label == EXITING)
     rows[first] = replace(rows[first], text="so " * 900_000)
-    found = report(groups_of(tmp_path, rows), lambda run: None, frozenset(), made="")
+    found = report(groups_of(tmp_path, rows), frozenset(), made="")
     assert (found.shown_answers, found.answers) == (39, 40)
     assert len(found.html.encode()) < 500_000
 

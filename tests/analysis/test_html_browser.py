@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import PROGRAM, Page, browser
-from fixtures_records import DRAFTED, EXITING, RUN, usual_rows
+from fixtures_records import EXITING, RUN, usual_rows
 from fixtures_scores import score, sha256, write_both
 from pages import HOSTILE, TWO_SUITES, hostile_file, page_of, two_suites
 
@@ -46,7 +46,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def page(chromium: Page, file: Path) -> Page:
     """The report, freshly opened at the width of a desk."""
     chromium.size(1280, 900)
-    chromium.colours("light")
     chromium.complaints.clear()
     chromium.requests.clear()
     chromium.open(file)
@@ -115,7 +114,7 @@ def test_numbers_with_thousands_sort_as_such(chromium: Page, tmp_path: Path) -> 
 
 
 def test_the_viewer_shows_answers_side_by_side_with_their_first_difference(page: Page) -> None:
-    """Without a tokenizer: from the first letter that differs on."""
+    """From the first letter that differs on."""
     page.run(f"""(() => {{
       const [method] = document.querySelectorAll('.viewer select');
       method.value = {EXITING!r};
@@ -133,25 +132,6 @@ def test_the_viewer_shows_answers_side_by_side_with_their_first_difference(page:
     page.run("document.querySelectorAll('.choices button')[1].click()")
     assert page.run("document.querySelectorAll('.viewer select')[1].selectedIndex") == 1
     assert _count(page, ".judgement") == 0
-
-
-def test_what_was_drafted_is_coloured_and_the_rest_is_not(chromium: Page, tmp_path: Path) -> None:
-    words = "abcdefghijklmnopqrstuvwxyz"
-    rows = [replace(row, text="".join(words[number] for number in row.token_ids)) for row in usual_rows()]
-    (group,) = compare([read(write_both(tmp_path / "run.jsonl", rows, [], RUN))])
-    file = tmp_path / "page.html"
-    file.write_text(page_of([group], lambda run: lambda ids: "".join(words[number] for number in ids)), "utf-8")
-    chromium.open(file)
-    chromium.run(f"""(() => {{
-      const [method] = document.querySelectorAll('.viewer select');
-      method.value = {DRAFTED!r};
-      method.dispatchEvent(new Event('change'));
-    }})()""")
-    pieces = chromium.run(
-        "[...document.querySelectorAll('.side:last-child .text span')].map(span => [span.className, span.textContent])"
-    )
-    assert pieces == [["", "a"], ["accepted odd", "b"], ["own", "c"], ["accepted", "d"], ["own", "e"],
-                      ["accepted odd", "f"], ["own", "g"], ["accepted", "h"], ["own", "i"]]  # fmt: skip
 
 
 def test_nothing_that_was_written_in_the_files_runs(chromium: Page, tmp_path: Path) -> None:
@@ -172,56 +152,3 @@ def test_the_policy_stops_a_script_that_found_its_way_in_and_any_request(page: P
     assert page.run("typeof hacked") == "undefined"
     assert page.run("fetch('http://127.0.0.1:9/').then(() => 'went', () => 'stopped')") == "stopped"
     assert sum("Content Security Policy" in complaint for complaint in page.complaints) >= 2
-
-
-def test_on_a_phone_only_tables_and_pictures_scroll_sideways_and_their_text_is_readable(page: Page) -> None:
-    page.size(360, 740, phone=True)
-    assert page.run("document.documentElement.scrollWidth") <= 360
-    page.run(_UNFOLD)
-    assert page.run("document.documentElement.scrollWidth") <= 360
-    small = f"""[...document.querySelectorAll('.picture text')].filter({SEEN})
-      .filter(text => text.textContent.trim()).map(text => text.getBoundingClientRect().height)"""
-    assert min(page.run(small)) >= 9, "pixels of a line of text in a picture"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_stands_out_from_what_is_behind_it(page: Page, scheme: str) -> None:
-    """A contrast of at least 4.5 to 1 (WCAG 2.2, 1.4.3), in both colour schemes, whatever colours blocks have."""
-    page.colours(scheme)
-    worst = page.run(_CONTRAST)
-    assert worst["ratio"] >= 4.5, worst
-    assert (page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)") == (scheme == "light")
-
-
-_CONTRAST = """(() => {
-  const rgb = text => (text.match(/[\\d.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = element => {
-    for (let at = element; at; at = at.parentElement) {
-      const found = rgb(getComputedStyle(at).backgroundColor);
-      if (found.length === 3 || found[3] > 0) return found;
-    }
-    return [255, 255, 255];
-  };
-  // Dark pictures are inverted by 0.92, and their hue is turned by half: each channel becomes 2 * luma - channel.
-  const dark = matchMedia('(prefers-color-scheme: dark)').matches;
-  const filtered = rgb => {
-    const [r, g, b] = rgb.map(v => 255 * 0.92 - 0.84 * v);
-    return [r, g, b].map(v => 2 * (0.213 * r + 0.715 * g + 0.072 * b) - v);
-  };
-  let worst = {ratio: 99};
-  for (const element of document.querySelectorAll('body *:not(script)')) {
-    const own = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !element.checkVisibility() || element.disabled) continue;
-    const style = getComputedStyle(element);
-    const drawn = element.namespaceURI.endsWith('svg');
-    const fill = rgb(drawn ? style.fill : style.color);
-    const ink = drawn && dark ? filtered(fill.slice(0, 3)) : fill;
-    const [a, b] = [light(ink), light(behind(element))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < worst.ratio) worst = {ratio, text: element.textContent.slice(0, 40), in: String(element.className)};
-  }
-  return worst;
-})()"""

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from pages import usual_groups, usual_page
 
-from benchctl.analysis.html.picture import MAIN, embedded, other_pictures, picture
+from benchctl.analysis.html.page import MAIN, embedded, other_pictures, picture
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.catalogue import Request, helps, plot
 from benchctl.analysis.plots.style import style_of

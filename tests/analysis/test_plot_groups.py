@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from fixtures_records import KOALA, MT_BENCH, RUN, usual_rows, write
-from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from refusals import refused
 
 from benchctl.analysis.comparison import by_suite, compare
-from benchctl.analysis.plots.axes import legend_columns, new_panels
+from benchctl.analysis.plots.axes import new_panels
 from benchctl.analysis.plots.style import settings, shown_labels, style_of, three_digits
 from benchctl.records.writer import read
 
@@ -34,16 +33,15 @@ def test_numbers_have_three_digits_and_none_is_less_than_nothing_by_rounding(val
     assert three_digits(value) == text
 
 
-def test_a_slide_and_a_column_have_room_for_one_panel(tmp_path: Path) -> None:
+def test_a_column_has_room_for_one_panel(tmp_path: Path) -> None:
     """Of two, the words next to the axes ran into the titles, and out of the picture."""
     runs = [replace(RUN, threads=threads) for threads in (1, 2)]
     files = [read(write(tmp_path / f"{run.threads}.jsonl", usual_rows(1), run)) for run in runs]
     groups = compare(files)
     new_panels(groups, ["a", "b"], style_of(), [1, 1])
-    for size in ("column", "slide"):
-        new_panels(groups[:1], ["a"], style_of(size=size), [1])
-        with refused("too_many_panels", "2", "1"):
-            new_panels(groups, ["a", "b"], style_of(size=size), [1, 1])
+    new_panels(groups[:1], ["a"], style_of(size="column"), [1])
+    with refused("too_many_panels", "2", "1"):
+        new_panels(groups, ["a", "b"], style_of(size="column"), [1, 1])
 
 
 def test_settings_that_panels_share_stand_above_the_first_only(tmp_path: Path) -> None:
@@ -58,12 +56,3 @@ def test_settings_that_panels_share_stand_above_the_first_only(tmp_path: Path) -
         "mt-bench: 1 prompt",
     ]
     assert panels[0].bbox.height == pytest.approx(panels[1].bbox.height)  # a row is as high as its highest panel
-
-
-def test_a_legend_has_as_many_columns_as_fit_and_rows_that_are_alike() -> None:
-    def key(*names: str) -> list[Line2D]:
-        return [Line2D([], [], label=name) for name in names]
-
-    assert legend_columns(key("a", "b", "c"), style_of()) == 3
-    assert legend_columns(key("a" * 60, "b" * 60, "c"), style_of(size="column")) == 1
-    assert legend_columns(key(*["x" * 25] * 4), style_of()) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -122,24 +121,6 @@ def test_too_many_methods_or_groups_are_refused_with_what_to_do(tmp_path: Path) 
         write_picture("latency", compare(apart), tmp_path / "plot.png", style_of())
 
 
-def test_names_that_would_cover_each_other_on_a_slide_are_refused(tmp_path: Path) -> None:
-    """A slide grows no higher: of eight methods all names need four lines."""
-    options = product(
-        ("head=trained_on_all_the_chats", "head=trained_on_all_the_code"),
-        ("router=classifier_of_the_state", "router=margin_of_the_two_best"),
-        (0.5, 0.7),
-    )
-    labels = [f"early_exit[{head},{router},threshold={number}]" for head, router, number in options][:7]
-    answers = [row for row in usual_rows(2) if row.label in (BASELINE, DRAFTED)]
-    rows = [replace(row, label=label) for row in answers if row.label == DRAFTED for label in labels]
-    run = replace(RUN, methods=(RUN.methods[0], *map(method, labels)))
-    (group,) = groups_of(tmp_path, [*(row for row in answers if row.label == BASELINE), *rows], run)
-    style = style_of("light", "slide")
-    with refused("names_overlap", "--method"):
-        write_picture("latency", [group], tmp_path / "plot.png", style)
-    assert_readable(figure_of("latency", [group], style, methods=[BASELINE, *labels[:3]]), style)
-
-
 def test_answers_without_the_baselines_are_refused_for_that_reason(tmp_path: Path) -> None:
     """It said that no generation has times, of files in which all of them do."""
     groups = groups_of(tmp_path, [row for row in varied(2) if row.label != BASELINE])
@@ -159,9 +140,9 @@ def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(("theme", "size", "ending"), LOOKS)
-def test_every_text_can_be_read(theme: str, size: str, ending: str, tmp_path: Path) -> None:
-    groups, style = groups_of(tmp_path, varied(10)), style_of(theme, size)
+@pytest.mark.parametrize(("size", "ending"), LOOKS)
+def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
+    groups, style = groups_of(tmp_path, varied(10)), style_of(size)
     write_picture("latency", groups, tmp_path / f"plot{ending}", style)
     figure = figure_of("latency", groups, style)
     assert_readable(figure, style)

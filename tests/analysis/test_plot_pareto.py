@@ -43,12 +43,12 @@ from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREE
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis, default_axis
 from benchctl.analysis.plots.pareto import items_of, panel_of
-from benchctl.analysis.plots.style import SIZES, THEMES, Style, style_of
+from benchctl.analysis.plots.style import SIZES, Style, style_of
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
 SCREEN = style_of()
-STYLES = [style_of(theme, size) for theme, size in product(THEMES, SIZES)]
+STYLES = [style_of(size) for size in SIZES]
 SLOW = "lookahead"  # exact, and slower than the baseline
 STEPS = {DRAFTED: 1.2, SLOW: 1.5}  # seconds; the baseline's take 1, early_exit's 0.5
 
@@ -107,7 +107,7 @@ def key(figure: Figure) -> list[str]:
     return [text.get_text() for legend in figure.findobj(Legend) for text in legend.get_texts()]
 
 
-@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("style", STYLES, ids=SIZES)
 def test_every_method_stands_at_its_speed_and_agreement_with_its_intervals(style: Style) -> None:
     drawn = all_points(pareto(usual(), style))
     assert {label: at.x for label, at in drawn.items()} == pytest.approx(
@@ -135,7 +135,7 @@ def test_fidelity_is_target_agreement_where_it_was_measured() -> None:
     assert all_points(pareto(groups, quality="agreement"))[EXITING].y == pytest.approx(2 / 9)
 
 
-@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("style", STYLES, ids=SIZES)
 def test_lossless_methods_have_a_row_each_the_fastest_lowest(style: Style) -> None:
     band, below = pareto(usual(), style).axes
     rows = {label: at.y for label, at in points(band).items()}
@@ -155,7 +155,7 @@ def test_one_lossless_method_alone_has_a_fidelity_axis() -> None:
     assert max(axes.get_yticks()) == 1 and len(axes.get_yticks()) > 1 and axes.get_ylabel()
 
 
-@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("style", STYLES, ids=SIZES)
 def test_colours_are_of_methods_markers_of_claims_and_the_unbeaten_have_an_outline(style: Style) -> None:
     """early_exit is the fastest, two_model the fastest that agrees in all; these beat the others."""
     assert speed(EXITING) > speed(DRAFTED) > 1 > speed(SLOW)
@@ -167,7 +167,7 @@ def test_colours_are_of_methods_markers_of_claims_and_the_unbeaten_have_an_outli
     assert {label: at.marker for label, at in drawn.items()} == {BASELINE: "s", DRAFTED: "o", SLOW: "o", EXITING: "^"}
 
 
-@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("style", STYLES, ids=SIZES)
 def test_the_frontier_goes_from_the_best_lossless_method_down_to_the_fastest(style: Style) -> None:
     band, below = pareto(usual(), style).axes
     fastest, (floor, ceiling), best = points(below)[EXITING], below.get_ylim(), speed(DRAFTED)
@@ -204,7 +204,7 @@ def check_words(figure: Figure, style: Style) -> None:
             assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
 
 
-@pytest.mark.parametrize("style", STYLES, ids=str)
+@pytest.mark.parametrize("style", STYLES, ids=SIZES)
 def test_names_of_a_few_methods_cover_nothing(style: Style) -> None:
     figure = pareto(usual(), style)
     check_words(figure, style)
@@ -213,18 +213,8 @@ def test_names_of_a_few_methods_cover_nothing(style: Style) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
-def test_names_of_fourteen_methods_cover_nothing(size: str) -> None:
-    """The key of a column explained 14 long labels, and the picture was 7.8 inches high."""
-    figure = pareto(many(), style_of("light", size))
-    check_words(figure, style_of("light", size))
-    assert set(all_points(figure)) == {BASELINE, *FOURTEEN}
-    assert figure.get_figheight() <= {"screen": 6, "column": 3, "slide": 7.5}[size]
-
-
-@pytest.mark.slow
 def test_panels_of_suites_share_one_key_and_their_axes() -> None:
-    style, groups = style_of("dark"), by_suite(many(2))
+    style, groups = style_of(), by_suite(many(2))
     figure = pareto(groups, style)
     check_words(figure, style)
     assert len(set(key(figure))) == len(key(figure))

@@ -11,9 +11,11 @@ from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, row_o
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, TARGET, failed
 from refusals import refused
 
-from benchctl.analysis.predict.accounts import Sums, head_share, slope_of
-from benchctl.analysis.predict.speedup import Prediction, Unpredicted, predict
+from benchctl.analysis.predict import Prediction, Sums, Unpredicted, head_share, predict
+from benchctl.records.schema import Mode
 from benchctl.records.writer import RunFile
+
+MODES: tuple[Mode, ...] = ("free", "profile")
 
 
 def account_of(file: RunFile, label: str) -> Prediction:
@@ -29,7 +31,6 @@ def shares(account: Prediction) -> dict[str, float]:
 def test_a_drafting_method_is_predicted_by_what_drafting_and_wider_passes_cost() -> None:
     """4 tokens for a step of 10 s + 4 s of drafting + 1 s of wider passes: 40 / 15. With commit and host it took 17."""
     account = account_of(usual_file(), DRAFTED)
-    assert account.basis == "profile"
     assert account.predicted.value == pytest.approx(40 / 15)
     assert account.measured.value == pytest.approx(40 / 17)
     assert account.gap.value == pytest.approx(40 / 17 - 40 / 15)
@@ -70,15 +71,6 @@ def test_a_method_that_drafts_nothing_is_predicted_by_the_layers_it_runs_and_a_h
     assert shares(account) == pytest.approx({name: seconds / 10 for name, seconds in expected.items()}, abs=1e-12)
 
 
-def test_without_a_profile_a_method_that_leaves_early_pays_for_the_head_too() -> None:
-    """Steps of 10 s, of which 4/5 are halved: 10 / 6, where it took 8."""
-    rows = [row for row in usual_file().rows if row.mode == "free"]
-    account = account_of(file_of(rows, FIFTHS["step_bytes"]), EXITING)
-    assert account.basis == "steps"
-    assert account.predicted.value == pytest.approx(10 / 6)
-    assert shares(account) == pytest.approx({"target steps": 0.6, "other work": 0.2})
-
-
 def test_the_head_s_share_shrinks_as_the_text_grows_and_of_nothing_known_is_none() -> None:
     run = replace(RUN, step_bytes=4 * 4 * HEAD, cache_token_bytes=4 * HEAD // 128)
     assert head_share(run, 0) == pytest.approx(1 / 4)
@@ -94,7 +86,8 @@ def test_answers_of_other_lengths_are_no_error_of_a_time_per_token() -> None:
     rows = []
     for prompt in range(12):
         for label, step in ((BASELINE, PLAIN), (EXITING, Step(0, 0, PLAIN.phases, LAYERS // 2))):
-            rows.append(row_of(label, [step] * rng.randint(5, 100), prompt_id=f"p{prompt}"))
+            steps = [step] * rng.randint(5, 100)
+            rows += [row_of(label, steps, mode, f"p{prompt}") for mode in MODES]
     account = account_of(file_of(rows), EXITING)
     for figure, expected in ((account.measured, 1.0), (account.predicted, account.predicted.value)):
         assert figure.interval is not None
@@ -111,7 +104,7 @@ def test_the_interval_of_a_time_per_token_is_as_wide_as_its_error() -> None:
             for label in (BASELINE, EXITING):
                 pace, steps = float(rng.lognormal(0, 0.2)), int(rng.integers(5, 60))
                 step = Step(0, 0, (0.0, pace, 0.0, 0.0), LAYERS if label == BASELINE else LAYERS // 2)
-                rows.append(row_of(label, [step] * steps, prompt_id=f"p{prompt}"))
+                rows += [row_of(label, [step] * steps, mode, f"p{prompt}") for mode in MODES]
         measured = account_of(file_of(rows), EXITING).measured
         assert measured.interval is not None
         found.append(measured.value)
@@ -127,18 +120,14 @@ def test_the_time_for_other_tokens_is_the_example_s() -> None:
 
 
 @pytest.mark.parametrize("label", [DRAFTED, EXITING])
-@pytest.mark.parametrize("modes", [("free", "profile"), ("free",)])
-def test_parts_add_up_to_the_measured_time_and_the_known_ones_to_the_predicted(
-    label: str, modes: tuple[str, ...]
-) -> None:
+def test_parts_add_up_to_the_measured_time_and_the_known_ones_to_the_predicted(label: str) -> None:
     chance = random.Random(1)
     rows = [
         *both(BASELINE, [noisy(PLAIN, chance) for _ in range(TOKENS)]),
         *both(DRAFTED, [noisy(Step(drafts, 1, DRAFTING.phases), chance) for drafts in (1, 2, 3, 4) for _ in range(3)]),
         *both(EXITING, [noisy(Step(0, 0, (0.0, 5.0, 1.0, 1.0), layers), chance) for layers in (3, 6, 9)] * 8),
     ]
-    account = account_of(file_of(row for row in rows if row.mode in modes), label)
-    assert account.basis == ("profile" if len(modes) > 1 else "steps")
+    account = account_of(file_of(rows), label)
     assert sum(part.share for part in account.parts) == pytest.approx(1 / account.measured.value)
     known = sum(part.share for part in account.parts if part.predicted)
     assert known == pytest.approx(1 / account.predicted.value)
@@ -149,25 +138,6 @@ def noisy(step: Step, chance: random.Random) -> Step:
     return replace(step, phases=(draft, verify, commit, host))
 
 
-def test_without_a_profile_costs_come_from_how_step_times_follow_the_drafts() -> None:
-    """Steps of 12 s + 1.5 s per drafted token, the baseline's of 10 s: the 2 s more are what every step costs."""
-    steps = [Step(drafted, 1, (1.5 * drafted, 12.0, 0.0, 0.0)) for drafted in (1, 2, 3) for _ in range(4)]
-    rows = [row for row in [*both(BASELINE, [PLAIN] * TOKENS), *both(DRAFTED, steps)] if row.mode == "free"]
-    account = account_of(file_of(rows), DRAFTED)
-    assert account.basis == "steps"
-    assert account.predicted.value == pytest.approx(20 / (10 + 1.5 * 2))
-    assert account.measured.value == pytest.approx(20 / (12 + 1.5 * 2))
-    assert shares(account) == pytest.approx({"target steps": 10 / 20, "drafted tokens": 3 / 20, "every step": 2 / 20})
-    assert (account.costs.draft_ratio, account.costs.verify_ratio) == (None, None)
-
-
-def test_steps_that_all_draft_alike_do_not_tell_what_a_drafted_token_costs() -> None:
-    file = usual_file()
-    (account,) = predict([file_of(row for row in file.rows if row.mode == "free" and row.label != EXITING)])
-    assert isinstance(account, Unpredicted) and account.label == DRAFTED
-    assert "draft as many tokens" in account.reason and "--profile" in account.reason
-
-
 def test_steps_that_told_no_phases_count_as_not_profiled() -> None:
     """A method with a step of its own: all its time is in one phase, which is none of the four."""
     rows = [
@@ -176,19 +146,9 @@ def test_steps_that_told_no_phases_count_as_not_profiled() -> None:
         else row
         for row in usual_file().rows
     ]
-    assert account_of(file_of(rows), EXITING).basis == "steps"
-    assert account_of(file_of(rows), DRAFTED).basis == "profile"
-
-
-@pytest.mark.parametrize(("noise_s", "known"), [(0.0, True), (1.0, True), (60.0, False)])
-def test_a_slope_is_that_of_the_line_through_the_steps_unless_noise_could_have_made_it(
-    noise_s: float, known: bool
-) -> None:
-    noise = np.random.default_rng(0).normal(0, noise_s, 90)
-    slope = slope_of(20 + 2 * (drafted := np.array([1.0, 2.0, 3.0] * 30)) + noise, drafted)
-    assert isinstance(slope, float) == known
-    if isinstance(slope, float):
-        assert slope == pytest.approx(2, abs=1e-9 + noise_s / 2)
+    drafted, exiting = predict([file_of(rows)])
+    assert isinstance(drafted, Prediction) and isinstance(exiting, Unpredicted)
+    assert exiting.label == EXITING and "--profile" in exiting.reason
 
 
 def test_intervals_hold_what_prompts_that_differ_leave_open() -> None:
@@ -196,7 +156,7 @@ def test_intervals_hold_what_prompts_that_differ_leave_open() -> None:
     rows = []
     for prompt, accepted in enumerate((1, 2, 3, 4, 2, 3)):
         steps = [Step(4, accepted, DRAFTING.phases)] * 6
-        for mode in ("free", "profile"):
+        for mode in MODES:
             rows.append(row_of(DRAFTED, steps, mode, f"p{prompt}"))
             rows.append(row_of(BASELINE, [PLAIN] * 6 * (accepted + 1), mode, f"p{prompt}"))
     account = account_of(file_of(rows), DRAFTED)
@@ -228,7 +188,7 @@ def test_a_doubt_in_the_last_row_of_a_round_holds_for_those_before() -> None:
     usual = usual_file()
     slow = [
         row_of(label, [step] * steps, mode, "p8")
-        for mode in ("free", "profile")
+        for mode in MODES
         for label, step, steps in ((DRAFTED, SLOW, 6), (BASELINE, PLAIN, TOKENS - 1))
     ]
     doubted = [*slow[:-1], replace(slow[-1], invalid="throttled")]

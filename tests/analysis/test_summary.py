@@ -12,7 +12,7 @@ from test_winner import rows_of, run_of
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.stats.intervals import Interval
-from benchctl.analysis.summary import speedup_text, summarise
+from benchctl.analysis.winner import speedup_text, summarise
 
 
 def numbers(paces: dict[str, float], noise: float = 0.001) -> tuple[str, tuple[str, ...]]:

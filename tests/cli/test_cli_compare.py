@@ -99,7 +99,6 @@ def test_a_file_that_cannot_be_used_gives_one_message(
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--format brief", "--full"),
         ("--acceptance --columns speedup", "--columns"),
         ("--format csv --full", "--full"),
         ("--format json --name two_model=Ours", "--name"),

@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from socket import socket
 from types import SimpleNamespace
@@ -29,7 +28,6 @@ from benchctl.records.schema import SuiteInfo
 from benchctl.records.scores import read_scores
 from benchctl.records.writer import read
 
-RUN_VERB = import_module("benchctl.cli.run")
 KEY = "sk-test-3f9a81c7d2e64b05"
 PROMPTS = [{"id": f"p{number}", "prompt": f"What is {number}?", "exact_answer": str(number)} for number in range(3)]
 
@@ -138,26 +136,23 @@ def test_without_a_key_only_a_dry_run_is_made_and_nothing_written(
     sums = json.loads(gpt(results, "--dry-run", "--json").stdout)
     assert f"At most ${sums['most_usd']:.4f}" in forecast.stdout
     assert 3 * sums["usd"] < sums["most_usd"] < 10 * sums["usd"]
-    for refused in (gpt(results), CliRunner().invoke(main, ["run", "--judge", "gpt[model=gpt-4o]"])):
-        assert (refused.exit_code, "OPENAI_API_KEY" in refused.stderr) == (2, True)
-        assert "--judge likelihood" in refused.stderr
+    refused = gpt(results)
+    assert (refused.exit_code, "OPENAI_API_KEY" in refused.stderr) == (2, True)
+    assert "--judge likelihood" in refused.stderr
     assert sorted(path.name for path in results.parent.iterdir()) == ["first.jsonl"]
 
 
-def test_a_server_that_is_not_there_is_told_of_at_once_and_before_a_run_measures(
+def test_a_server_that_is_not_there_is_reported_after_two_retries(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong port was once found after the measurement."""
     waits: list[float] = []
     monkeypatch.setattr("openai._base_client.time", SimpleNamespace(**{**vars(time), "sleep": waits.append}))
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    for command in (("judge", str(results)), ("run", "--model", "nowhere")):
-        waits.clear()
-        result = CliRunner().invoke(main, [*command, "--judge", "gpt[model=m]", "--base-url", url])
-        assert result.exit_code == 2 and "--base-url" in result.stderr, result.output
-        assert len(waits) == 2
+    result = judge(results, "--judge", "gpt[model=m]", "--base-url", url)
+    assert result.exit_code == 2 and "--base-url" in result.stderr, result.output
+    assert len(waits) == 2
     assert sorted(path.name for path in results.parent.iterdir()) == ["first.jsonl"]
 
 
@@ -183,9 +178,9 @@ def test_how_a_judge_is_reached_makes_no_other_judge_of_it(results: Path, reply:
         ("local --base-url http://localhost/v1", "--base-url"),
         ("gpt --model m --base-url localhost:8000/v1", "--base-url is no address"),
         ("gpt --model m --base-url http:///v1", "--base-url is no address"),
-        ("gpt --model m --base-url http://me:pw@localhost/v1", "--base-url holds a password"),
-        ("gpt --model m --base-url http://localhost/v1?key=pw", "--base-url holds a password"),
-        ("gpt --model unheard-of --max-usd 1", "'unheard-of' costs"),
+        ("gpt --model m --base-url http://me:pw@localhost/v1", "--base-url contains a password"),
+        ("gpt --model m --base-url http://localhost/v1?key=pw", "--base-url contains a password"),
+        ("gpt --model unheard-of --max-usd 1", "'unheard-of' is unknown"),
         ("gpt --model m --price-in 1", "--price-in and --price-out"),
         ("gpt --model m --baseline-label nobody", "--baseline-label"),
         ("gpt --model m --key-env sk-abcdefgh", "--key-env is"),
@@ -262,50 +257,3 @@ def test_the_default_judge_is_gpt_with_a_key_and_likelihood_without(monkeypatch:
         assert judge_label(options).text == label
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     assert judge_label(JudgeOptions()).text == "gpt"
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ("--max-usd 1", "--judge"),
-        ("--judge gpt[model=m] --base-url http://me:hush@localhost/v1", "--base-url holds a password"),
-        ("--judge local", "local needs a judge"),
-        ("--judge exact --method early_exit", "koala has an exact answer"),
-        ("--judge exact --bench tasks --method autoregressive", "Add a --method"),
-        ("--judge likelihood --method early_exit --context 8", "--context"),
-    ],
-)
-def test_run_refuses_to_judge_what_it_cannot_before_it_measures(
-    words: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was refused after the measurement. The command line, passwords included, is kept in the results file."""
-    monkeypatch.setattr(RUN_VERB, "measure", lambda settings: pytest.fail("it measured"))
-    result = CliRunner().invoke(main, ["run", *words.split()])
-    assert (result.exit_code, problem in result.stderr, "hush" in result.output) == (2, True, False), result.output
-
-
-@pytest.fixture
-def measured(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`benchctl run` measures nothing and goes on with `results`."""
-    outcome = (SimpleNamespace(out=results), SimpleNamespace(measured=9, failed=0, missing={}))
-    monkeypatch.setattr(RUN_VERB, "measure", lambda settings: outcome)
-
-
-@pytest.mark.usefixtures("measured")
-def test_a_run_prints_its_table_though_its_judging_fails(results: Path) -> None:
-    """After hours of measuring only the error was once to be seen. Here the prompts are no longer those measured."""
-    (results.parent.parent / "numbers.jsonl").write_text('{"id": "p0", "prompt": "Something else?"}\n')
-    result = CliRunner().invoke(main, ["run", "--judge", "exact", "--bench", "tasks"])
-    assert result.exit_code == 2 and "the prompts of numbers" in result.stderr
-    assert EXITING in result.stdout and f"Results: {results}" in result.stdout
-
-
-@pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize(("unasked", "code"), [(0, 0), (3, 1)])
-def test_a_run_whose_judging_the_budget_cut_short_says_so_by_its_exit_code(
-    results: Path, monkeypatch: pytest.MonkeyPatch, unasked: int, code: int
-) -> None:
-    """It was 0, as if all were judged; `benchctl judge` gives 1."""
-    monkeypatch.setattr(RUN_VERB, "judge_files", lambda *_: SimpleNamespace(unfinished=unasked))
-    result = CliRunner().invoke(main, ["run", "--judge", "exact", "--bench", "tasks"])
-    assert (result.exit_code, f"Results: {results}" in result.stdout) == (code, True), result.output

@@ -104,7 +104,6 @@ def test_what_a_user_can_fix_is_one_message_and_an_exit_code(
         ("run -m 'm2r2[exit=2]'", "", "run -m 'm2r2[exit=2]'"),
         ("train draft --out new", "new", "train draft --out new --resume"),
         ("judge 'a b.jsonl'", "", "judge 'a b.jsonl'"),
-        ("doctor --aa", "results/aa.jsonl", "doctor --aa"),
     ],
 )
 def test_an_interrupted_command_prints_the_one_that_continues_it(
@@ -121,19 +120,6 @@ def test_an_interrupted_command_prints_the_one_that_continues_it(
     monkeypatch.setattr(click.Group, "invoke", lambda self, context: interrupted(context))
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 130 and result.stderr.splitlines()[-1] == f"  benchctl {printed}"
-
-
-@pytest.mark.parametrize(("verb", "new"), [("verify", "doctor --method"), ("validate", "compare --check")])
-def test_a_verb_that_moved_names_its_new_form_in_one_line(verb: str, new: str) -> None:
-    result = CliRunner().invoke(main, [verb, "--method", "two_model"])
-    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1) and new in result.stderr
-
-
-def test_top_help_fits_80_columns_with_a_line_for_each_verb_and_without_completion() -> None:
-    lines = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout.splitlines()
-    assert len(lines) <= 51 and max(map(len, lines)) <= 80
-    shown = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS]
-    assert sorted(shown) == sorted(set(VERBS) - {"completion"})
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

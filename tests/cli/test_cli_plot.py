@@ -3,7 +3,6 @@
 import importlib
 import sys
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from matplotlib.image import imread
 from pictures import texts
 
 from benchctl.analysis import plots
-from benchctl.analysis.plots import catalogue
 from benchctl.cli import main
 
 
@@ -48,13 +46,11 @@ def test_a_sampled_run_in_results_does_not_keep_the_others_from_being_plotted(tm
     assert "--temperature 0" in _plot("--pareto", sampled, "--out", out).stderr
 
 
-@pytest.mark.parametrize("flag", ["--quality", "--y"])
-def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path, flag: str) -> None:
-    """The old name of the option still works."""
+def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path) -> None:
     rows = [replace(row, verdict=row.verdict and "sampled", first_divergence=None, text="4") for row in usual_rows(3)]
     checked = replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(3)})
     sampled = write(tmp_path / "0.jsonl", rows, replace(RUN, temperature=0.7, suites=(checked,)))
-    result = _plot("--pareto", flag, "exact", sampled, "--out", tmp_path / "plot.svg")
+    result = _plot("--pareto", "--quality", "exact", sampled, "--out", tmp_path / "plot.svg")
     assert result.exit_code == 0
     assert "on 3 prompts" in (tmp_path / "plot.svg").read_text()
 
@@ -75,8 +71,7 @@ def test_an_unfit_picture_is_refused_before_the_files_are_read(tmp_path: Path, o
         ("--pareto --acceptance --sweep", "--pareto"),
         ("--latency --quality exact", "--quality"),
         ("--pareto --method two_model", "--method"),
-        ("--waterfall --by draft_tokens", "--by"),
-        ("--alignment --suite koala", "--suite"),
+        ("--latency --by draft_tokens", "--by"),
         ("--pareto --judge gpt", "--quality quality"),
     ],
 )
@@ -102,15 +97,10 @@ def test_suites_can_be_chosen_or_stand_apart(tmp_path: Path) -> None:
     assert "koala, mt-bench" in _plot("--pareto", file, "--suite", "alpaca", "--out", out).stderr
 
 
-def test_theme_and_size_are_those_asked_for(tmp_path: Path, file: Path) -> None:
-    """The old name of a size still works."""
+def test_the_size_is_that_asked_for(tmp_path: Path, file: Path) -> None:
     out = tmp_path / "plot.png"
-    assert _plot("--pareto", file, "--theme", "dark", "--size", "slide", "--out", out).exit_code == 0
-    picture = imread(out)
-    assert picture.shape[:2] == (1080, 1920)
-    assert picture[2, 2, :3] == pytest.approx([0x14 / 255, 0x17 / 255, 0x1A / 255])
-    result = _plot("--pareto", file, "--size", "page", "--out", out)
-    assert (result.exit_code, "--size screen" in result.stderr, imread(out).shape[1]) == (0, True, 1152)
+    assert _plot("--pareto", file, "--size", "column", "--out", out).exit_code == 0
+    assert imread(out).shape[1] == 1005
 
 
 _NEW_PICTURE = '''"""How many prompts each group has."""
@@ -148,15 +138,3 @@ def test_a_new_picture_is_one_new_file(tmp_path: Path, file: Path, monkeypatch: 
     finally:
         monkeypatch.undo()
         importlib.reload(sys.modules["benchctl.cli.plot"])
-
-
-def test_a_picture_of_another_distribution_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an entry point. A built-in picture wins over another one of its name."""
-    (tmp_path / "other_plots.py").write_text(_NEW_PICTURE)
-    monkeypatch.syspath_prepend(tmp_path)
-    entries = [EntryPoint(name, "other_plots:PLOT", catalogue.ENTRY_POINTS) for name in ("prompt_counts", "pareto")]
-    monkeypatch.setattr(
-        catalogue, "entry_points", lambda group, name=None: [each for each in entries if name in (None, each.name)]
-    )
-    assert catalogue.helps()["prompt_counts"].startswith("How many prompts")
-    assert catalogue.plot("prompt_counts").options == () != catalogue.plot("pareto").options

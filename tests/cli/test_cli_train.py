@@ -27,7 +27,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 
 def test_help_lists_every_part_and_every_method_with_modules() -> None:
     printed = done("train", "--help")
-    for part in ("draft", "export", *trainable_names()):
+    for part in ("draft", *trainable_names()):
         assert printed.count(f"\n  {part} ") == 1
     assert "Usage: main train medusa[heads=3]" in done("train", "medusa[heads=3]", "--help")
 

@@ -196,13 +196,12 @@ def test_what_a_run_is_refused_for_is_refused_before_any_session_begins(
 )
 def test_a_session_is_asked_for_what_was_asked_for(words: str) -> None:
     """Parsed again, its words mean the same, defaults that were not named still being defaults."""
-    of_all = "--sessions 3 --out a.jsonl --json --judge likelihood --max-usd 1 --base-url http://here"
+    of_all = "--sessions 3 --out a.jsonl --json"
     whole = run.make_context("run", [*of_all.split(), *words.split()])
     again = run.make_context("run", list(session_arguments(whole)))
-    not_passed_on = ("sessions", "out", "as_json", "judge", "base_url", "max_usd")
+    not_passed_on = ("sessions", "out", "as_json")
     others = {name: value for name, value in whole.params.items() if name not in not_passed_on}
     assert {name: again.params[name] for name in others} == others
     assert (again.params["sessions"], again.params["out"], again.params["as_json"]) == (1, None, False)
-    assert again.params["judge"] is None  # the answers of all sessions are judged once, together
     for name in others:
         assert again.get_parameter_source(name) == whole.get_parameter_source(name)

@@ -1,6 +1,5 @@
 """A headless Chromium spoken to through its debugging pipe: no driver, no library, no network."""
 
-import base64
 import json
 import os
 import select
@@ -67,23 +66,8 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
 
-    def size(self, width: int, height: int, *, phone: bool = False) -> None:
-        self._call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=2 if phone else 1,
-            mobile=phone,
-        )
-
-    def colours(self, scheme: str) -> None:
-        """ "dark" or "light"."""
-        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-
-    def picture(self, file: Path, *, whole: bool = False) -> None:
-        """Writes a PNG of what is seen, or of the whole page."""
-        found = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, fromSurface=True)
-        file.write_bytes(base64.b64decode(found["data"]))
+    def size(self, width: int, height: int) -> None:
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def _call(self, method: str, **params: object) -> dict[str, Any]:
         self._sent += 1

@@ -207,7 +207,7 @@ MUTANTS: tuple[tuple[str, type[Method], str], ...] = (
     ("isolation", Remembers, "as alone"),
     ("determinism", Dice, "as once"),
     ("batches", ShallowInBatches, "as alone"),
-    ("replay", WiderWhenForced, "as when it is free"),
+    ("replay", WiderWhenForced, "as when decoding freely"),
     ("replay", PicksTwice, "all 24 tokens"),
     ("cache", Scribbles, "fresh prefill"),
     ("cache", KeepsRejected, "the cache holds"),

@@ -14,7 +14,6 @@ from typing import Any
 from fixtures_records import DRAFTED, KOALA, MT_BENCH, RUN, usual_rows, write
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.html.answers import Decoders
 from benchctl.analysis.html.report import report
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
@@ -58,8 +57,8 @@ def usual_page() -> str:
     return page_of(usual_groups())
 
 
-def page_of(groups: Sequence[Group], decoders: Decoders = lambda run: None) -> str:
-    return report(groups, decoders, frozenset(), made="Made in a test.").html
+def page_of(groups: Sequence[Group]) -> str:
+    return report(groups, frozenset(), made="Made in a test.").html
 
 
 @dataclass

@@ -19,7 +19,7 @@ from benchctl.analysis.plots.axes import save, settle
 from benchctl.analysis.plots.catalogue import Drawing, Request
 from benchctl.analysis.plots.style import Style
 
-LOOKS = (("light", "screen", ".svg"), ("dark", "column", ".png"), ("dark", "slide", ".pdf"))
+LOOKS = (("screen", ".svg"), ("column", ".png"))
 _TOUCH = 1.5  # pixels by which the boxes around two texts may overlap, for letters do not fill them
 
 

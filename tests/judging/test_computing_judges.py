@@ -246,17 +246,6 @@ def test_likelihoods_by_the_command_are_those_that_the_run_itself_took(measured:
     assert compared > 0 and len(scores) == sum(label != BASELINE for _, _, label, _ in rows)
 
 
-def test_a_run_is_judged_by_the_target_that_it_was_told(measured: RunFile, tmp_path: Path) -> None:
-    """Results know a folder by its name alone: after the measurement it once was asked where the target lies."""
-    from benchctl.cli.judge import JudgeOptions, beside_run, settings_of
-
-    target = str(measured.path.parent / "target")
-    beside = beside_run(JudgeOptions(judge="likelihood"), target)
-    assert settings_of(beside, [measured]).judge.label == "likelihood[model=target]"
-    for label, place in (("likelihood[model=elsewhere]", target), ("exact", target), ("likelihood", "")):
-        assert beside_run(options := JudgeOptions(judge=label), place) is options
-
-
 def test_a_judging_that_was_torn_goes_on_and_ends_as_if_nothing_had_happened(measured: RunFile) -> None:
     target = measured.path.parent / "target"
     whole = judged(measured.path, "--judge", "likelihood", "--model", str(target))

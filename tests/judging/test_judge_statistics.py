@@ -8,7 +8,6 @@ from statistics import fmean, stdev
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import spearmanr
 
 from benchctl.analysis.judges.figures import (
     FIRST_WINS,
@@ -16,7 +15,6 @@ from benchctl.analysis.judges.figures import (
     by_prompt,
     deviation,
     kappa,
-    length_correlation,
     margin,
     prompts_needed,
 )
@@ -85,34 +83,6 @@ def test_turns_of_a_prompt_count_as_one_in_the_interval() -> None:
     one, ten = (estimates(by_prompt(_frame(np.tile(difference, (1, n)))), (SCORE_DIFFERENCE,))[0] for n in (1, 10))
     assert one.interval is not None and ten.interval is not None
     assert (one.interval.low, one.interval.high) == pytest.approx((ten.interval.low, ten.interval.high))
-
-
-def _lengths(rng: np.random.Generator, prompts: int, correlation: float) -> pd.DataFrame:
-    x, y = rng.multivariate_normal([0, 0], [[1, correlation], [correlation, 1]], prompts).T
-    frame = _frame(y[:, None])
-    return frame.assign(length=500 + 100 * np.exp(x), baseline_length=500.0, identical=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("true", [0.0, 0.5])
-def test_the_interval_of_the_rank_correlation_covers_the_true_one(true: float) -> None:
-    """Of two normal variables it is 6 / pi asin(r / 2), whatever grows with either."""
-    rng, hits, truth = np.random.default_rng(2), 0, 6 / np.pi * np.arcsin(true / 2)
-    for _ in range(FEWER_SETS):
-        found = length_correlation(_lengths(rng, 80, true))
-        assert found.interval is not None
-        hits += found.interval.low <= truth <= found.interval.high
-    assert 0.92 <= hits / FEWER_SETS <= 0.98
-
-
-def test_the_rank_correlation_is_that_of_the_reference_library_with_ties_too() -> None:
-    rng = np.random.default_rng(3)
-    frame = _lengths(rng, 50, 0.3).assign(length=lambda one: (one["length"] / 50).round())
-    frame["difference"] = frame["difference"].round()
-    found = length_correlation(frame)
-    assert found.value == pytest.approx(spearmanr(frame["length"], frame["difference"]).statistic)
-    assert length_correlation(frame.assign(length=np.nan)).value is None
-    assert length_correlation(frame.assign(difference=1.0)).value is None
 
 
 @pytest.mark.parametrize(

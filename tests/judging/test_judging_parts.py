@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from benchctl.errors import UserError
-from benchctl.judging.budget import NOTHING, Budget, Price, price_of, price_table
+from benchctl.judging.budget import Price, price_of, price_table
 from benchctl.judging.chat import load_template, most_tokens, read_scores
-from benchctl.judging.judge import Message, Question, Usage
+from benchctl.judging.judge import Message, Question
 from benchctl.judging.reply_cache import Cache, Kept, cache_path, content_key
 
 KEPT = Kept("a" * 64, 0, "m", "t@0", "8 7", "", 10, 2, "2026-01-01T00:00:00+00:00")
@@ -56,12 +54,6 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_cache_is_one_judgings_at_a_time_and_that_of_another_judge_is_free(tmp_path: Path) -> None:
-    busy = "another `benchctl judge` is writing it"
-    with Cache(tmp_path, "gpt"), Cache(tmp_path, "local"), pytest.raises(UserError, match=busy), Cache(tmp_path, "gpt"):
-        pass
-
-
 def test_the_key_changes_with_all_that_a_reply_depends_on() -> None:
     def key(
         judge: str = "j", model: str = "m", template: str = "t", texts: tuple[str, ...] = ("a", "b"), sample: int = 0
@@ -79,25 +71,6 @@ def test_the_key_changes_with_all_that_a_reply_depends_on() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert key() == key()
-
-
-def test_a_reservation_that_does_not_fit_waits_until_one_in_flight_turns_out_cheaper() -> None:
-    budget = Budget(Price(1_000_000.0, 0.0), max_usd=10.0)  # a token costs a dollar
-    budget.reserve(Usage(6, 0))
-    reserved = threading.Event()
-
-    def second() -> None:
-        budget.reserve(Usage(6, 0))
-        reserved.set()
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    assert not reserved.wait(0.1)
-    budget.settle(Usage(6, 0), Usage(4, 0))
-    assert reserved.wait(10)
-    thread.join()
-    budget.settle(Usage(6, 0), NOTHING)
-    assert budget.spent.usd == 4.0
 
 
 def test_dated_names_cost_what_their_model_does_and_unknown_ones_nobody_knows() -> None:

@@ -20,7 +20,6 @@ from benchctl.measuring.machine.meter import (
     Sentinel,
     make_meter,
     memory_bandwidth_mb_s,
-    watch_sentinel,
     watch_state,
 )
 
@@ -58,11 +57,6 @@ def test_the_last_instrument_is_nearest_to_the_generation_and_energy_has_a_place
     assert found.peak_memory_bytes and found.reserved_memory_bytes is None
 
 
-def test_the_sentinel_is_the_slower_of_the_looks_before_and_after() -> None:
-    start = watch_sentinel(clock_of(5.0, 3.0, 2.0, 4.0))
-    assert [start()()["sentinel_s"] for _ in range(3)] == [5.0, 3.0, 4.0]
-
-
 def test_the_cpus_energy_is_told_only_where_the_cpu_decodes(tmp_path: Path) -> None:
     def shown(with_energy: bool) -> Mapping[str, float]:
         lay(tmp_path, {"proc/stat": stat(10.0)} | powercap("intel-rapl:0", package(7.0)))
@@ -80,17 +74,14 @@ def test_a_meter_reads_memory_and_with_a_watch_the_conditions_of_this_machine(wa
     meter = make_meter("cpu", watch=watch)
     meter.start()
     reading = meter.stop()
-    assert reading.peak_memory_bytes and (reading.conditions.get("sentinel_s", 0) > 0) == watch
+    assert reading.peak_memory_bytes
     assert ("foreign_cores" in reading.conditions) == (watch and sys.platform == "linux")
 
 
 @pytest.mark.parametrize("watch", [False, True])
-def test_a_gpus_meter_reads_memory_and_with_a_watch_sentinel_and_gpu(
-    watch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpus_meter_reads_memory_and_with_a_watch_the_gpu(watch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     resets: list[str] = []
     answers, bare = healthy(), HEAD.removeprefix("GPU-")
-    monkeypatch.setattr(meters, "Sentinel", lambda clock, device: lambda: 1e-3)
     monkeypatch.setattr(meters, "Clock", lambda device="cpu": clock_of(*range(99)))
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(answers))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=bare))
@@ -103,7 +94,7 @@ def test_a_gpus_meter_reads_memory_and_with_a_watch_sentinel_and_gpu(
     reading = meter.stop()
     assert (resets, reading.peak_memory_bytes, reading.reserved_memory_bytes) == (["cuda"], 11, 13)
     assert reading.energy_j == (250.0 if watch else None)
-    shown = {"sentinel_s": 1e-3, "sm_clock_mhz": 1980}
+    shown = {"sm_clock_mhz": 1980}
     assert reading.conditions.items() >= shown.items() if watch else not reading.conditions
 
 

@@ -277,7 +277,7 @@ def test_a_file_keeps_its_separators_is_never_shown_as_a_suite_and_is_hashed_wit
         ('{"turns": "a"}', 1, "must be a list, not text"),
         ('{"turns": ["a", ""]}', 1, '"turns[1]" is empty'),
         ('{"prompt": "a", "reference": ["b", "c"]}', 1, "2 entries for 1 turn"),
-        ('{"prompt": "a", "exact_answer": "?!"}', 1, '"exact_answer" holds no letter or digit'),
+        ('{"prompt": "a", "exact_answer": "?!"}', 1, '"exact_answer" has no letter or digit'),
         ('{"prompt": "a", "exact_answer": 4}', 1, '"exact_answer" must be a list, not a number'),
         ('{"prompt": "a", "id": 1.5}', 1, "must be text, not a number"),
         ('{"prompt": "a", "id": true}', 1, "must be text, not true or false"),
@@ -288,8 +288,8 @@ def test_a_file_keeps_its_separators_is_never_shown_as_a_suite_and_is_hashed_wit
         (b'{"prompt": "a"}\n{"prompt": "caf\xe9"}', 2, "not UTF-8 (byte 16"),
         (b'{"prompt": "\\ud83d"}', 1, "surrogate"),
         (b"[" * 200_000, 1, "broken JSON"),
-        ("", 1, "holds no prompt"),
-        ("\n \n", 1, "holds no prompt"),
+        ("", 1, "has no prompt"),
+        ("\n \n", 1, "has no prompt"),
     ],
 )
 def test_broken_file_is_refused_with_file_and_line(tmp_path: Path, content: str | bytes, line: int, says: str) -> None:

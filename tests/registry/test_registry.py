@@ -147,26 +147,6 @@ def test_what_cannot_be_built_is_refused_with_what_can(label: str, id: str, fact
         registry.build(label)
 
 
-@pytest.mark.parametrize(
-    ("line", "attribute", "advice"),
-    [
-        ("    needs_draft_model = True\n", "needs_draft_model", "UsesDraftModel"),
-        ("    knows_encoders = True\n", "knows_encoders", "supports_encoder_decoder"),
-        ("    def prepare(self, target, models, draft_model): ...\n", "prepare", "prepare(self, target)"),
-        ("    def counters(self): ...\n", "counters", "OffloadsExperts"),
-    ],
-)
-@pytest.mark.parametrize(("name", "owner"), [("far_step", "elsewhere 1.0"), ("two_step", "fake_methods.two_step")])
-def test_a_method_written_for_version_0_1_is_refused_with_what_to_write_now(
-    tmp_path: Path, name: str, owner: str, line: str, attribute: str, advice: str
-) -> None:
-    """It ended in a traceback, or drafted without its draft model."""
-    file = tmp_path / ("elsewhere.py" if name == "far_step" else "fake_methods/two_step.py")
-    file.write_text(file.read_text().replace("    draft_tokens", f"{line}    draft_tokens", 1))
-    with refused("outdated_plugin", f"'{name}'", owner, f"`{attribute}`", advice):
-        registry.method_class(name)
-
-
 def test_options_are_converted_to_the_types_of_the_fields() -> None:
     label = "two_step[draft_tokens=7,threshold=1,mode=draft,heads=3,adaptive=true,model=some/folder]"
     numbers = {"draft_tokens": 7, "threshold": 1.0, "heads": 3}

@@ -54,10 +54,13 @@ DOORS: dict[str, tuple[str, ...]] = {
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
-    "rich": ("benchctl/cli/", "benchctl/analysis/tables/terminal.py"),
+    "rich": ("benchctl/cli/", "benchctl/analysis/tables/grids.py"),
     "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
     "time": ("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/training/", "judges/gpt.py"),
-    "torch": ("benchctl/conformance/", "benchctl/decoding/", "benchctl/measuring/", "benchctl/training/", "methods/"),
+    "torch": (
+        *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/measuring/"),
+        *("benchctl/training/", "methods/"),
+    ),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
         *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
@@ -184,7 +187,6 @@ PARALLEL = (
     *("judges", "methods"),
 )
 FILES_OF_FOLDER = 18
-ERRORS = {"UserError", "InvalidData", "NoReply"}
 DEPTH_OF_ANALYSIS = 10
 
 

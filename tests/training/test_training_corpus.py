@@ -253,7 +253,7 @@ def test_a_split_is_held_out_by_a_whole_word_of_its_name(use: Callable[..., Fake
         ({"train": [{"prompt": "Hi"}]}, True, r"owner/chats\[train\]:1: needs .* found \['prompt'\]"),
         ({"train": []}, True, "its split train is empty"),
         (ValueError("No name.\nPick"), True, r"write owner/chats:CONF.* \(ValueError: No name. Pick\)"),
-        ({}, False, "the hub cannot be reached, and its cache does not hold .* save_to_disk"),
+        ({}, False, "the hub cannot be reached, and its cache does not contain .* save_to_disk"),
     ],
 )
 def test_an_unreadable_data_set_fails(

@@ -16,10 +16,8 @@ from fixtures_training import COMMON, SHAPE, done, refused, train_tiny_target, w
 from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.model.target import Target
-from benchctl.errors import UserError
-from benchctl.training import jobs
 from benchctl.training.data.packing import PackedCorpus, Piece, constant
-from benchctl.training.jobs import export_checkpoint, steps_of, target_dtype
+from benchctl.training.jobs import steps_of, target_dtype
 from benchctl.training.optim import Stage
 from benchctl.training.train_options import TrainOptions
 from benchctl.training.trainer import Data, bf16_helps
@@ -102,35 +100,6 @@ def test_epochs_are_turned_into_steps_over_all_stages() -> None:
     data = Data(rows, {}, torch.zeros(1))
     assert steps_of(3, (Stage(0.5, 4, 2), Stage(1.0, 4, 1)), data, batch_tokens=4) == 12
     assert steps_of(0.001, (Stage(1.0, 4, 1),), Data(rows[:1], {}, torch.zeros(1)), batch_tokens=4) == 1
-
-
-def test_an_unfinished_run_can_be_exported(target: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert "Wrote" in done("train", "export", "--run", target, "--out", out)
-    assert (out / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
-    Target.load(out)
-    with pytest.raises(UserError, match="missing"):
-        add_to_pack(out, PackEntry("x", "target", "MIT", "", ""), tmp_path / "pack")
-    with pytest.raises(UserError, match="no checkpoint"):
-        export_checkpoint(tmp_path, tmp_path / "none", print)
-
-
-def test_an_export_is_whole_and_overwrites_nothing(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
-    shutil.copytree(target, run)
-    for place in (run, target.parent):
-        assert "holds something already; name a fresh" in refused("train", "export", "--run", run, "--out", place)
-    monkeypatch.setattr(jobs, "copy_tokenizer", full_disk)
-    assert "cannot write the model (OSError" in refused("train", "export", "--run", run, "--out", out)
-    assert not out.exists()
-    monkeypatch.undo()
-    newest = run / "checkpoints" / "step-0000009"
-    shutil.copytree(run / "checkpoints" / "step-0000003", newest)
-    (newest / "model.safetensors").write_bytes(b"")
-    assert "step-0000009: this checkpoint is damaged" in done("train", "export", "--run", run, "--out", out)
-    Target.load(out)
 
 
 def full_disk(*_: object) -> None:

@@ -136,7 +136,7 @@ def test_a_head_saved_beside_the_embedding_that_it_is_tied_to_is_no_weight_too_m
 def test_a_users_own_file_is_not_overwritten(home: Path, tmp_path: Path, name: str, resume: tuple[str, ...]) -> None:
     (tmp_path / name).write_text("my own")
     told = refused(*target(home), "--out", tmp_path, *resume)
-    assert f"holds {name} " in told and "name another folder with --out" in told
+    assert f"contains {name} " in told and "name another folder with --out" in told
     assert (tmp_path / name).read_text() == "my own"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -144,11 +144,11 @@ def test_a_users_own_file_is_not_overwritten(home: Path, tmp_path: Path, name: s
 def test_a_finished_result_without_its_checkpoints_is_not_begun_anew(home: Path, tmp_path: Path) -> None:
     """They may be deleted when a run is done."""
     out = shutil.copytree(home / "target", tmp_path / "done", ignore=shutil.ignore_patterns("step-*"))
-    assert "holds training.json but no checkpoint, so there is nothing to continue" in refused(
+    assert "contains training.json but no checkpoint, so nothing can be continued" in refused(
         *target(home), "--out", out, "--resume"
     )
     shutil.rmtree(out / "checkpoints")
-    assert "so there is nothing to continue" in refused(*target(home), "--out", out, "--resume")
+    assert "so nothing can be continued" in refused(*target(home), "--out", out, "--resume")
 
 
 def test_what_a_run_reads_is_not_where_it_writes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ ALONE, TWO = World(), World(rank=0, size=2)
 @pytest.mark.parametrize(
     ("part", "records", "world", "changed", "complaint"),
     [
-        ("heads", TEXTS_ONLY, ALONE, (), "the data hold no prompts that the target could answer"),
+        ("heads", TEXTS_ONLY, ALONE, (), "the data contain no prompts that the target could answer"),
         ("heads", LONG, ALONE, (), "every prompt is longer than a row of 64 tokens"),
         ("draft", LONG, ALONE, ("--self-distil", 0), "every prompt is longer than a row of 64 tokens"),
         ("draft", CHATS, ALONE, ("--init-from", "scratch", "--heads", 5), "is no multiple of --heads 5"),

@@ -1,4 +1,4 @@
-"""What the frame holds of a generation: a Line of sums, amounts by name, and figures that need the row's lists."""
+"""A generation in the frame: a Line of sums, amounts by name, and figures that need the row's lists."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Line(NamedTuple):
 
 
 def named_amounts(row: Row) -> Iterator[tuple[str, float | None]]:
-    """What a row holds by name: the name of its column, and the amount."""
+    """The amounts of a row that have names: the name of the column, and the amount."""
     phases = {name: sum(seconds) for name, seconds in row.phases.items()}
     amounts_of = {COUNTER: row.counters, FIDELITY: row.fidelity, CONDITION: row.conditions}
     amounts_of |= {POSITION: step_counts(row), PHASE: phases}

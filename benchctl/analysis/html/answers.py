@@ -1,6 +1,7 @@
 """The answers in a report: text, steps, and the first difference from the baseline's answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple, TypeVar
@@ -9,16 +10,8 @@ import pandas as pd
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.judges.judgements import judge_of
-from benchctl.records.schema import Row, Run
+from benchctl.records.schema import Row
 from benchctl.records.scores import Score, text_sha256
-
-Decode = Callable[[Sequence[int]], str]
-"""Token ids to text, by the tokenizer that made the row's text."""
-Decoders = Callable[[Run], Decode | None]
-"""The decoder of a run; None where its tokenizer is not available."""
-
-_BEFORE = 8  # tokens of context to decode with: a token's text may depend on the few before it
-_PARTIAL = "\ufffd"  # what a part of a character is decoded to
 
 
 class Place(NamedTuple):
@@ -33,22 +26,6 @@ class Place(NamedTuple):
     session: int
 
 
-def pieces(row: Row, ends: Sequence[int], decode: Decode) -> list[str] | None:
-    """The row's text in pieces: what the tokens up to each of `ends` add, and the rest.
-
-    None where the pieces together are not the row's text. A character of several tokens belongs to the last of them.
-    """
-    ids, texts, at = row.token_ids, list[str](), 0
-    for end in (*ends, len(ids)):
-        start = max(0, at - _BEFORE)
-        before = decode(ids[start:at]).rstrip(_PARTIAL)
-        after = decode(ids[start:end])
-        after = after if end == len(ids) else after.rstrip(_PARTIAL)
-        texts.append(after[len(before) :])
-        at = end
-    return texts if "".join(texts) == row.text else None
-
-
 MOST_OF_A_METHOD = 100
 _BY_INTEREST = ("lossy", "numeric", "tie", "sampled", "identical")  # verdicts, the most interesting first
 _OF_SCORE = ("order", "score", "baseline_score", "unreadable", "reply")
@@ -60,18 +37,14 @@ _Item = TypeVar("_Item")
 class Answer:
     """A text and its steps: for each step the number of accepted draft tokens and of committed tokens.
 
-    `spans` has the same as lengths of text: accepted and added, first of prefill, then of each step. It is None without
-    drafts or tokenizer. `tokens` is None where an imported file has no count. `cut` is where the first difference
-    begins. Lengths are in UTF-16 units, as in browsers.
-
-    Example: prefill gives "A", a step accepts "b c" and adds "d": `steps=((2, 3),)`, `spans=((0, 1), (3, 1))`.
+    `tokens` is None where an imported file has no count. `cut` is the first character that differs from the other
+    answer, counted in UTF-16 units, as in browsers; None for equal texts.
     """
 
     text: str
     tokens: int | None
     stop_reason: str
     steps: tuple[tuple[int, int], ...] = ()
-    spans: tuple[tuple[int, int], ...] | None = None
     cut: int | None = None
 
 
@@ -93,7 +66,7 @@ class ComparedAnswer:
     judgements: tuple[dict[str, object], ...] = ()
 
 
-def answers(number: int, group: Group, decoders: Decoders) -> tuple[ComparedAnswer, ...]:
+def answers(number: int, group: Group) -> tuple[ComparedAnswer, ...]:
     """Up to MOST_OF_A_METHOD answers of each method, by verdict in the order of _BY_INTEREST; methods and suites take
     turns. `number` is that of the group."""
     chosen = in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
@@ -103,10 +76,9 @@ def answers(number: int, group: Group, decoders: Decoders) -> tuple[ComparedAnsw
             place = Place(file_number, row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
             if row.mode == "free" and place in wanted:
                 rows[place] = row
-    decode = [decoders(file.run) for file in group.files]
     judged = _judged(group)
     return tuple(
-        _compared_answer(number, place, rows[place], rows[baseline], decode[place.file], judged.get(place, ()))
+        _compared_answer(number, place, rows[place], rows[baseline], judged.get(place, ()))
         for place, baseline in chosen
         if place in rows and baseline in rows
     )
@@ -170,9 +142,7 @@ def _judged(group: Group) -> Mapping[Place, list[Score]]:
     return found
 
 
-def _compared_answer(
-    number: int, place: Place, row: Row, baseline: Row, decode: Decode | None, scores: Sequence[Score]
-) -> ComparedAnswer:
+def _compared_answer(number: int, place: Place, row: Row, baseline: Row, scores: Sequence[Score]) -> ComparedAnswer:
     texts = {text_sha256(row.text), text_sha256(baseline.text), ""}
     return ComparedAnswer(
         group=number,
@@ -181,8 +151,8 @@ def _compared_answer(
         first_divergence=row.first_divergence,
         margin=row.margin,
         noise=row.noise,
-        answer=_answer(row, baseline, row.first_divergence, decode),
-        baseline=_answer(baseline, row, row.first_divergence, decode),
+        answer=_answer(row, baseline),
+        baseline=_answer(baseline, row),
         judgements=tuple(
             {"judge": judge_of(score).name} | {name: getattr(score, name) for name in _OF_SCORE}
             for score in scores
@@ -191,43 +161,19 @@ def _compared_answer(
     )
 
 
-def _answer(row: Row, other: Row, divergence: int | None, decode: Decode | None) -> Answer:
-    same = row.verdict == "identical" or other.verdict == "identical"
+def _answer(row: Row, other: Row) -> Answer:
     return Answer(
         text=row.text,
         tokens=len(row.token_ids) if row.totals is None else row.totals.new_tokens,
         stop_reason=row.stop_reason or "",
         steps=tuple(zip(row.accepted, row.committed, strict=True)) if any(row.drafted) else (),
-        spans=_spans(row, decode) if decode and any(row.drafted) else None,
-        cut=None if same else _cut(row, other, divergence, decode),
+        cut=_cut(row.text, other.text),
     )
 
 
-def _cut(row: Row, other: Row, divergence: int | None, decode: Decode | None) -> int | None:
-    """Where the token of the first divergence begins; without a tokenizer the first character that differs."""
-    if divergence is not None and decode:
-        found = pieces(row, [divergence], decode)
-        if found is not None:
-            return _units(found[0])
-    same = next((at for at, pair_ in enumerate(zip(row.text, other.text, strict=False)) if pair_[0] != pair_[1]), None)
-    shorter = min(len(row.text), len(other.text))
-    if same is None and len(row.text) == len(other.text):
+def _cut(text: str, other: str) -> int | None:
+    """Where two texts begin to differ, in UTF-16 units; None where they are equal."""
+    if text == other:
         return None
-    return _units(row.text[: shorter if same is None else same])
-
-
-def _spans(row: Row, decode: Decode) -> tuple[tuple[int, int], ...] | None:
-    ends, at = [0, 1], 1
-    for accepted, committed in zip(row.accepted, row.committed, strict=True):
-        ends += [at + accepted, at + committed]
-        at += committed
-    found = pieces(row, ends, decode)
-    if found is None:
-        return None
-    lengths = [_units(piece) for piece in found]
-    return tuple(zip(lengths[::2], lengths[1::2], strict=False))
-
-
-def _units(text: str) -> int:
-    """The length of a text in UTF-16 units."""
-    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+    same = os.path.commonprefix((text, other))
+    return len(same.encode("utf-16-le", "surrogatepass")) // 2

@@ -1,20 +1,58 @@
 """The content of a report for each group: recommendation, tables, pictures, warnings and how it was made."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures, by_suite
-from benchctl.analysis.html.picture import MAIN, Picture, other_pictures, picture
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import table_labels
-from benchctl.analysis.summary import summarise
+from benchctl.analysis.plots.axes import svg
+from benchctl.analysis.plots.catalogue import Request, helps, plot
+from benchctl.analysis.plots.style import style_of
 from benchctl.analysis.tables.columns import BASELINE_CELL, NONE, Block, agreement_sentences, brief
 from benchctl.analysis.tables.text import blocks, note, prompts_of
 from benchctl.analysis.warnings import warnings
+from benchctl.analysis.winner import summarise
+from benchctl.errors import UserError
 from benchctl.records.schema import ModelInfo
 from benchctl.records.writer import RunFile
 
 Facts = tuple[tuple[str, str], ...]
+MAIN = "pareto"
+_LEFT_OUT = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>", re.DOTALL)  # the page has rules of its own
+_ID = re.compile(r'( id="|url\(#|href="#)')
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`svg` is empty where these runs have no such picture, and `problem` is the reason."""
+
+    title: str
+    svg: str = ""
+    problem: str = ""
+
+
+def picture(name: str, group: Group, prefix: str, size: str = "screen") -> Picture:
+    """The picture of this name of `benchctl plot`. `prefix` is different for each picture of a page."""
+    title = helps()[name].rstrip(".")
+    try:
+        drawing = plot(name).draw((replace(group, differs=()),), Request(style_of(size=size)))
+    except UserError as error:
+        return Picture(title, problem=str(error))
+    return Picture(title, embedded(svg(drawing.figure), prefix))
+
+
+def other_pictures(group: Group, prefix: str) -> tuple[Picture, ...]:
+    """The other pictures of results files, as far as these runs have them."""
+    names = [name for name in helps() if name != MAIN]
+    return tuple(found for name in names if (found := picture(name, group, f"{prefix}{name}-")).svg)
+
+
+def embedded(document: str, prefix: str) -> str:
+    """An SVG document as an element for a page. Its ids begin with `prefix`, because several pictures share a page."""
+    element = _LEFT_OUT.sub("", document[document.index("<svg") :])
+    return _ID.sub(rf"\g<1>{prefix}", element)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.html.answers import ComparedAnswer, Decoders, answered, answers, in_turn
+from benchctl.analysis.html.answers import ComparedAnswer, answered, answers, in_turn
 from benchctl.analysis.html.page import Section, section, table_rows
 from benchctl.errors import UserError
 
@@ -35,14 +35,14 @@ class Report:
     answers: int
 
 
-def report(groups: Sequence[Group], decoders: Decoders, embedded_models: frozenset[str], *, made: str) -> Report:
+def report(groups: Sequence[Group], embedded_models: frozenset[str], *, made: str) -> Report:
     """The page of a comparison. `embedded_models` are the names of models too small for good answers; `made` names the
     program and the time.
 
     Raises UserError where the page would be too large even without a single answer.
     """
     sections = [section(groups, group, embedded_models) for group in groups]
-    candidates = in_turn([answers(number, group, decoders) for number, group in enumerate(groups, 1)])
+    candidates = in_turn([answers(number, group) for number, group in enumerate(groups, 1)])
     total = sum(map(answered, groups))
     room = MOST_BYTES - len(_page(sections, Viewer((), total), made).encode())
     if room < 0:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from itertools import combinations, count
-from math import ceil, nan, sqrt
+from math import ceil, sqrt
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from scipy.special import ndtri
 
 from benchctl.analysis.judges.judgements import PAIRED, Judge, Judged, judged
 from benchctl.analysis.metrics.metric import Column, Metric, column, ones
-from benchctl.analysis.stats.estimates import Estimate, estimates, levels
+from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.analysis.stats.intervals import LEVEL, Floats, Interval, critical, interval_of
 from benchctl.records.scores import Score, once, read_scores, scores_path
 from benchctl.records.writer import RunFile
@@ -169,44 +169,12 @@ LONGER_WINS = Metric(
     _where(lambda pairs: _longer_won(pairs) > 0),
     _where(lambda pairs: _longer_won(pairs) != 0),
 )
-LENGTH_CORRELATION = Metric(
-    "length_correlation",
-    "rank correlation of the differences in score and in length",
-    "correlation",
-    "lower",
-    lambda pairs: pd.Series(nan, index=pairs.index),  # no ratio of sums: see length_correlation
-    ones,
-)
 JUDGE_METRICS = (SCORE, SCORE_DIFFERENCE, WIN, TIE, LOSS, CONSISTENCY, FIRST_WINS, LONGER_WINS)
 
 
 def by_prompt(pairs: pd.DataFrame) -> pd.DataFrame:
     """The pairs with the columns that `levels` needs: prompts to draw, and no sessions or batches."""
     return pairs.assign(file=0, session=0, file_baseline=0, session_baseline=0, batch=pairs["prompt_id"])
-
-
-def length_correlation(pairs: pd.DataFrame) -> Estimate:
-    """Spearman's correlation of score and length differences: does a longer answer score higher?
-
-    Ranks are kept while prompts are drawn. None where lengths are unknown, or where either does not vary.
-    """
-    known = pairs[_length_difference(pairs).notna() & ~pairs["identical"].astype(bool)]
-    if len(known) < 2:
-        return Estimate(LENGTH_CORRELATION, None, None)
-    x, y = (values.rank().to_numpy(float) for values in (_length_difference(known), known["difference"].astype(float)))
-    x, y = x - x.mean(), y - y.mean()
-    moments = np.column_stack([np.ones_like(x), x, y, x * x, y * y, x * y])
-    value = float(correlation(moments.sum(axis=0, keepdims=True))[0])
-    if np.isnan(value):
-        return Estimate(LENGTH_CORRELATION, None, None)
-    return Estimate(LENGTH_CORRELATION, value, interval_of(correlation, moments, levels(by_prompt(known)).prompt))
-
-
-def correlation(moments: Floats) -> Floats:
-    """Pearson's correlation, [R], from sums of 1, x, y, x x, y y and x y, [R, 6]; NaN where x or y does not vary."""
-    count, x, y, xx, yy, xy = moments.T
-    spread = np.sqrt(np.maximum((count * xx - x * x) * (count * yy - y * y), 0.0))
-    return np.asarray(np.divide(count * xy - x * y, spread, out=np.full_like(xy, np.nan), where=spread > 1e-9))
 
 
 @dataclass(frozen=True)
@@ -316,7 +284,7 @@ def _figures(judge: Judge, pairs: pd.DataFrame) -> JudgedFigures:
         unreadable=int(pairs["unreadable"].sum()),
         by_turn=tuple(whole.groupby("turn")["score"].mean()) if judge.protocol not in PAIRED else (),
         prompts_needed=prompts_needed(varies, MARGIN) if varies and judge.in_points else None,
-        estimates=(*estimates(by_prompt(whole), JUDGE_METRICS), length_correlation(whole)),
+        estimates=estimates(by_prompt(whole), JUDGE_METRICS),
     )
 
 

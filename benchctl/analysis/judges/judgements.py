@@ -15,7 +15,6 @@ from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
 import pandas as pd
 
-from benchctl.errors import UserError
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.scores import Order, Protocol, Score, text_sha256
 from benchctl.records.writer import RunFile
@@ -58,7 +57,7 @@ class Text(NamedTuple):
     """The hash and the length of an answer's text."""
 
     sha256: str
-    characters: int | None
+    characters: int
 
 
 @dataclass
@@ -68,7 +67,7 @@ class ScoredAnswers:
     file: int
     baseline: str
     texts: Mapping[RowKey, Text]
-    labels: frozenset[str] = frozenset()
+    labels: frozenset[str]
     by_answer: dict[tuple[Judge, RowKey], list[Score]] = field(default_factory=dict)
 
     def add(self, score: Score) -> None:
@@ -220,45 +219,13 @@ def judged(files: Sequence[RunFile], scores: Sequence[Sequence[Score]]) -> Judge
                 left_out[why] += 1
             else:
                 own.add(score)
-    return _judged(answers, left_out)
-
-
-def from_scores(scores: Sequence[Score]) -> Judged:
-    """The same without results files, so that lengths are unknown.
-
-    Raises UserError for scores of two texts of one answer, or with two baselines, and for single answers only, which
-    name no baseline.
-    """
-    texts: dict[RowKey, Text] = {}
-    for score in scores:
-        key = answer_of(score)
-        for each, sha256 in ((key, score.answer_sha256), (key._replace(label=score.baseline), score.baseline_sha256)):
-            if each.label and texts.setdefault(each, Text(sha256, None)).sha256 != sha256:
-                raise UserError(
-                    "several_runs_scored",
-                    f"the scores are of two texts of {each.label} on {each.suite}/{each.prompt_id}, so they belong to "
-                    "two runs: name the results files of both.",
-                )
-    baselines = list(dict.fromkeys(score.baseline for score in scores if score.baseline))
-    if len(baselines) != 1:
-        names = " and ".join(baselines) or "none"
-        raise UserError(
-            "several_baselines_scored", f"the scores name as their baselines: {names}. Name the results files too."
-        )
-    answers = ScoredAnswers(0, baselines[0], texts)
-    for score in scores:
-        answers.add(score)
-    return _judged([answers], LeftOut())
-
-
-def _judged(answers: Sequence[ScoredAnswers], left_out: LeftOut) -> Judged:
-    scores = [score for of_file in answers for own in of_file.by_answer.values() for score in own]
-    orders = sets((judge_of(score).name, score.order) for score in scores if score.order)
-    named = ((judge_of(score).name, score.template.partition("@")) for score in scores)
+    known = [score for of_file in answers for own in of_file.by_answer.values() for score in own]
+    orders = sets((judge_of(score).name, score.order) for score in known if score.order)
+    named = ((judge_of(score).name, score.template.partition("@")) for score in known)
     pairs = [pair for of_file in answers for pair in _pairs(of_file, orders)]
     return Judged(
         pairs=pd.DataFrame(pairs, columns=list(JudgedPair._fields)),
-        judges=tuple(dict.fromkeys(map(judge_of, scores))),
+        judges=tuple(dict.fromkeys(map(judge_of, known))),
         left_out=left_out,
         templates=sets(((judge, name), sha256) for judge, (name, _, sha256) in named),
         orders=orders,

@@ -19,7 +19,7 @@ from benchctl.records.schema import Mode, Run
 
 Better = Literal["higher", "lower"]
 Rate = Literal["tokens/s", "MB/s", "nats/token"]
-Unit = Literal["ratio", "share", "s", "tokens", "experts", "bytes", "J", "points", "correlation"] | Rate
+Unit = Literal["ratio", "share", "s", "tokens", "experts", "bytes", "J", "points"] | Rate
 Column = Callable[[pd.DataFrame], pd.Series]
 FOLDER = "benchctl.analysis.metrics"
 

@@ -23,9 +23,9 @@ from benchctl.analysis.tables.acceptance import Acceptance, acceptances_on, posi
 from benchctl.errors import UserError
 
 _MOST_NUMBERS = 8  # of positions, along an axis
-_MOST: Final = {"screen": 8, "column": 6, "slide": 6}  # methods
-_COLUMNS: Final = {"screen": 4, "column": 2, "slide": 3}
-_INCHES: Final = {"screen": 1.2, "column": 0.7, "slide": 2.0}  # height of a method's axes
+_MOST: Final = {"screen": 8, "column": 6}  # methods
+_COLUMNS: Final = {"screen": 4, "column": 2}
+_INCHES: Final = {"screen": 1.2, "column": 0.7}  # height of a method's axes
 
 
 def draw(groups: Sequence[Group], request: Request) -> Drawing:

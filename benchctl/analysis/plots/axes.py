@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import IO, Final
@@ -27,7 +26,6 @@ from benchctl.records.writer import check_writable
 
 _MOST_ROWS = 6  # of panels on a screen; elsewhere there is room for one panel
 _BOLD = 1.15  # width of bold letters by that of others
-_TOUCH = 0.1  # of the height of letters: the boxes around two names may overlap by that much
 _HANDLE = 3.6  # width of a legend's handle with its gaps, in font sizes
 # Without dates and versions, so that equal data give equal bytes.
 _METADATA: Final = {
@@ -48,9 +46,9 @@ def check_image(path: Path) -> None:
 
 
 def new_figure(style: Style, height: float) -> Figure:
-    """A figure without matplotlib's global state, `style.width` inches wide and `height` inches high. A slide has its
-    own height, and a column of a paper a largest one."""
-    size = (style.width, style.slide_height or min(height, style.most_height))
+    """A figure without matplotlib's global state, `style.width` inches wide and `height` inches high, at most
+    `style.most_height`: a column of a paper has one."""
+    size = (style.width, min(height, style.most_height))
     figure = Figure(figsize=size, dpi=style.dpi, facecolor=style.ground)
     pad = style.small / 240
     figure.set_layout_engine("constrained", w_pad=pad, h_pad=pad)
@@ -87,7 +85,7 @@ def new_panels(
     """A figure with a panel for each group, and legends of the artists in `keys` below all panels. Above each panel
     stand its title, and its settings in small type.
 
-    `heights` are inches without titles; on a slide and in a column panels shrink to the height of the picture.
+    `heights` are inches without titles; in a column panels shrink to the height of the picture.
     Raises UserError as `check_groups` does.
     """
     check_groups(groups, style, columns)
@@ -206,18 +204,6 @@ def _draw_legend(part: SubFigure, key: Sequence[Artist], style: Style) -> None:
         columnspacing=1.2,
         labelspacing=0.25,
     )
-
-
-def check_names(figure: Figure, style: Style) -> None:
-    """Raises UserError where names of rows overlap on a slide, which cannot grow."""
-    if style.slide_height is None:
-        return
-    settle(figure)
-    for axes in figure.axes:
-        names = [label.get_window_extent() for label in axes.get_yticklabels() if label.get_text()]
-        rows = sorted(names, key=lambda box: box.y0)
-        if any(lower.y1 - upper.y0 > _TOUCH * style.small * style.dpi / 72 for lower, upper in pairwise(rows)):
-            raise UserError("names_overlap", "names overlap on a slide: choose fewer with --method, or --size screen.")
 
 
 def settle(figure: Figure) -> None:

@@ -1,7 +1,7 @@
 """The pictures of `benchctl plot`, found by file name. No picture is imported before it is drawn.
 
-A picture is a module in this folder, or an entry point of the group `benchctl.plots`, with `PLOT = Plot(...)` at top
-level. Its name is the flag, and the first line of its docstring is the help.
+A picture is a module in this folder with `PLOT = Plot(...)` at top level. Its name is the flag, and the first line of
+its docstring is the help.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,15 +23,12 @@ if TYPE_CHECKING:
     from benchctl.analysis.comparison import Group
     from benchctl.analysis.plots.style import Style
 
-ENTRY_POINTS = "benchctl.plots"
-
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for; "" and () for what it leaves out. `paths` are its FILES."""
+    """What the command line asks for; "" and () for what it leaves out."""
 
     style: Style
-    paths: tuple[Path, ...] = ()
     methods: tuple[str, ...] = ()
     quality: str = ""
     judge: str = ""
@@ -51,37 +47,25 @@ class Drawing:
 class Plot:
     """A picture. `draw` gets the groups of runs that may be compared.
 
-    options         options of `benchctl plot` that the picture uses, besides --out, --theme and --size
-    reads_results   False: FILES are no results files, and `draw` gets no groups
-    needs_greedy    whether sampled runs are left out
+    options       options of `benchctl plot` that the picture uses, besides --out and --size
+    needs_greedy  whether sampled runs are left out
     """
 
     draw: Callable[[Sequence[Group], Request], Drawing]
     options: tuple[str, ...] = ()
-    reads_results: bool = True
     needs_greedy: Callable[[Request], bool] = lambda request: False
 
 
 def helps() -> dict[str, str]:
-    """Each picture's name with its line of help; built-in pictures first, and they win over others of their name."""
-    modules = {name.rpartition(".")[2]: name for name in _built_in()}
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        modules.setdefault(entry.name, entry.module)
-    found = ((name, _help(module)) for name, module in modules.items())
+    """Each picture's name with its line of help."""
+    found = ((file.name, _help(f"{plots.__name__}.{file.name}")) for file in pkgutil.iter_modules(plots.__path__))
     return {name: line for name, line in found if line is not None}
 
 
 def plot(name: str) -> Plot:
     """The picture of this name, which `helps` contains."""
-    module = f"{plots.__name__}.{name}"
-    if module not in _built_in():
-        (module,) = (entry.module for entry in entry_points(group=ENTRY_POINTS, name=name))
-    picture: Plot = import_module(module).PLOT
+    picture: Plot = import_module(f"{plots.__name__}.{name}").PLOT
     return picture
-
-
-def _built_in() -> list[str]:
-    return [f"{plots.__name__}.{file.name}" for file in pkgutil.iter_modules(plots.__path__)]
 
 
 def _help(module: str) -> str | None:

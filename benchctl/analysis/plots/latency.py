@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from benchctl.analysis.comparison import Group, check_count, chosen
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import TPOT, TTFT
-from benchctl.analysis.plots.axes import check_groups, check_names, dress, new_panels
+from benchctl.analysis.plots.axes import check_groups, dress, new_panels
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style, line_inches, shown_labels, three_digits, wrapped
 from benchctl.analysis.stats.intervals import Floats
@@ -68,7 +68,7 @@ def times(group: Group, label: str) -> pd.DataFrame:
     )
 
 
-_MOST: Final = {"screen": 16, "column": 6, "slide": 8}  # methods
+_MOST: Final = {"screen": 16, "column": 6}  # methods
 _WIDE = 15.0  # longest over shortest time: above it the axis is logarithmic
 _DOTS = 150  # the most of a method: more overlap
 _LABEL_SHARE = 0.3  # of the picture's width
@@ -110,7 +110,6 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     )
     for part, (_, panels) in zip(parts, shown, strict=True):
         _draw(part, panels, style)
-    check_names(figure, style)
     few = dict.fromkeys(latency.label for latency in found if latency.few)
     note = f"{', '.join(few)}: a 95th percentile needs {FEW} answers. Measure more prompts, or --repeats."
     return Drawing(figure, [note] if few else [])

@@ -27,7 +27,7 @@ from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import AGAINST_BASELINE, METRICS, FidelityAxis, fidelity_axis
 from benchctl.analysis.plots.style import DASHES, Dashes, Style, is_number, line_inches, wrapped
 from benchctl.analysis.stats.estimates import Estimate
-from benchctl.analysis.summary import summarise
+from benchctl.analysis.winner import summarise
 from benchctl.records.schema import MethodInfo
 
 Look = Literal["baseline", "lossless", "unproven", "lossy"]
@@ -40,10 +40,10 @@ LOOKS: Final[dict[Look, str]] = {
 _MARKERS: Final[dict[Look, str]] = {"baseline": "s", "lossless": "o", "unproven": "X", "lossy": "^"}
 
 _FEWEST_OF_CURVE = 3
-_COLUMNS: Final = {"screen": 2, "column": 1, "slide": 1}  # of panels
-_FREE_INCHES: Final = {"screen": 2.5, "column": 1.2, "slide": 3.2}  # height of the part of a panel below the band
+_COLUMNS: Final = {"screen": 2, "column": 1}  # of panels
+_FREE_INCHES: Final = {"screen": 2.5, "column": 1.2}  # height of the part of a panel below the band
 _MOST_EXPLAINED = 12  # names in the key
-_MOST_ROWS: Final = {"column": 8, "slide": 12}  # of the band and of the key, where the height is limited
+_MOST_ROWS = 8  # of the band and of the key in a column, whose height is limited
 _PIECES = 12  # of a curve between two dots
 _DISTANCES = (1.0, 1.5, 2.0, 3.0, 4.5, 6.0)  # of a name from its dot, from the nearest
 _DIRECTIONS = ((1, 0.4), (-1, 0.4), (1, -0.4), (-1, -0.4), (0, 1), (0, -1), (0.7, 1), (-0.7, 1), (0.7, -1), (-0.7, -1))
@@ -264,7 +264,7 @@ def draw_panels(panels: Sequence[Panel], axis: FidelityAxis, style: Style) -> tu
     best = {dot.label for panel in panels for dot in panel.dots if dot.best}
     explained = sorted((item for item in items if item.details), key=lambda item: best.isdisjoint(item.labels))
     rows = max(len(panel.band) for panel in panels)
-    shown = explained[: _MOST_EXPLAINED if style.size == "screen" else max(0, _MOST_ROWS[style.size] - rows)]
+    shown = explained[: _MOST_EXPLAINED if style.size == "screen" else max(0, _MOST_ROWS - rows)]
     labels = 3.5 * line_inches(style)
     figure, parts = new_panels(
         [panel.group for panel in panels],

@@ -1,4 +1,4 @@
-"""Colours, sizes and texts of pictures: light or dark; on a screen, in one column of a paper, or on a slide."""
+"""Colours, sizes and texts of pictures, on a screen or in one column of a paper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchctl.records.schema import Scalar
 Dashes = Literal["-", ""] | tuple[int, tuple[float, ...]]
 DASHES: Final[tuple[Dashes, ...]] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))  # matplotlib's
 
-# Methods that have a colour of their own, in the order of `_Theme.colours`; all others share the last two colours.
+# Methods that have a colour of their own, in the order of `Style.colours`; all others share the last two colours.
 _FAMILIES: Final = (
     *("two_model", "prompt_lookup", "lookahead", "medusa", "early_exit", "deed", "m2r2", "skip_decode"),
     "mixture_of_depths",
@@ -26,24 +26,19 @@ _FAMILIES: Final = (
 
 
 @dataclass(frozen=True)
-class _Theme:
-    """Colours as #RRGGBB; `muted` is for secondary text and lines."""
+class Style:
+    """A size by its name, and all values of a picture of this size. `style_of` returns one.
 
-    ground: str
-    ink: str
-    muted: str
-    grid: str
-    colours: tuple[str, ...]
+    `width` and `most_height` are inches. Fonts, lines and markers are points. `title`, `text` and `small` are font
+    sizes; no text is smaller than `small`. Colours are #RRGGBB; `muted` is for secondary text and lines.
 
+    Every colour has a contrast of at least 3:1 with the ground (`muted`, for text, 4.5:1). All differ by 20 in CIELAB,
+    also under red or green colour blindness (Machado, Oliveira and Fernandes 2009). A search around the blue and the
+    vermillion of Okabe and Ito found them.
+    """
 
-@dataclass(frozen=True)
-class _Size:
-    """`width`, `slide_height` and `most_height` are inches; only a slide has a fixed height. Fonts, lines and markers
-    are points.
-    `title`, `text` and `small` are font sizes; no text is smaller than `small`."""
-
+    size: str
     width: float
-    slide_height: float | None
     most_height: float
     dpi: int
     title: float
@@ -51,46 +46,14 @@ class _Size:
     small: float
     line: float
     marker: float
-
-
-# Every colour has a contrast of at least 3:1 with its ground (`muted`, for text, 4.5:1). All differ by 20 in CIELAB,
-# also under red or green colour blindness (Machado, Oliveira and Fernandes 2009). A search around the blue and the
-# vermillion of Okabe and Ito found them. The n-th colour belongs to the same method on both grounds.
-THEMES: Final = {
-    "light": _Theme(
-        ground="#FFFFFF",
-        ink="#1A1A1A",
-        muted="#5C6167",
-        grid="#E7E7E7",
-        colours=(
-            *("#0072B2", "#D55E00", "#00A27E", "#BD3FFC", "#0900FC", "#751200", "#900063", "#BD8751", "#1299AB"),
-            *("#3F633F", "#092D99"),
-        ),
-    ),
-    "dark": _Theme(
-        ground="#14171A",
-        ink="#F2F2F2",
-        muted="#A9B0B7",
-        grid="#2B3036",
-        colours=(
-            *("#56B4E9", "#F36C24", "#5AFCA2", "#A200FC", "#8751CF", "#BD875A", "#B44863", "#FCF324", "#00B4AB"),
-            *("#C6FC75", "#6C6399"),
-        ),
-    ),
-}
-SIZES: Final = {
-    "screen": _Size(7.2, None, inf, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
-    "column": _Size(3.35, None, 3.0, 300, title=8, text=7.5, small=7, line=1.0, marker=4.5),
-    "slide": _Size(40 / 3, 7.5, 7.5, 144, title=20, text=17, small=16, line=2.4, marker=12),
-}
-
-
-@dataclass(frozen=True)
-class Style(_Theme, _Size):
-    """A theme and a size, by their names and with all their values. `style_of` makes one."""
-
-    theme: str
-    size: str
+    ground: str = "#FFFFFF"
+    ink: str = "#1A1A1A"
+    muted: str = "#5C6167"
+    grid: str = "#E7E7E7"
+    colours: tuple[str, ...] = (
+        *("#0072B2", "#D55E00", "#00A27E", "#BD3FFC", "#0900FC", "#751200", "#900063", "#BD8751", "#1299AB"),
+        *("#3F633F", "#092D99"),
+    )
 
     def colour_of(self, label: str) -> str:
         """The colour of a label's method, the same in every picture. `m2r2_dynamic` has the colour of `m2r2`. The
@@ -110,9 +73,15 @@ class Style(_Theme, _Size):
         return "#" + "".join(f"{round(share * own + (1 - share) * ground):02X}" for own, ground in channels)
 
 
-def style_of(theme: str = "light", size: str = "screen") -> Style:
-    """`theme` is a name in THEMES, `size` one in SIZES."""
-    return Style(**vars(SIZES[size]), **vars(THEMES[theme]), theme=theme, size=size)
+SIZES: Final = {
+    "screen": Style("screen", 7.2, inf, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
+    "column": Style("column", 3.35, 3.0, 300, title=8, text=7.5, small=7, line=1.0, marker=4.5),
+}
+
+
+def style_of(size: str = "screen") -> Style:
+    """`size` is a name in SIZES."""
+    return SIZES[size]
 
 
 _MOST_SUITES = 2  # by name above a panel; of more, the number is given

@@ -175,9 +175,9 @@ def _order(value: Scalar) -> tuple[bool, float, str]:
 
 
 _MOST_LINES = 8
-_INCHES: Final = {"screen": 2.4, "column": 1.4, "slide": 4.0}  # height of the axes
+_INCHES: Final = {"screen": 2.4, "column": 1.4}  # height of the axes
 _SPREAD = 0.5  # of the least distance between values: lines are spread over it, so that their bars do not overlap
-_MOST_TICKS: Final = {"screen": 8, "column": 4, "slide": 8}
+_MOST_TICKS: Final = {"screen": 8, "column": 4}
 _MARKERS = "osD^vPX*"
 
 

@@ -19,7 +19,7 @@ from benchctl.analysis.metrics.drafting import (
 )
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.analysis.tables.columns import NONE, spread
-from benchctl.analysis.tables.markup import Row
+from benchctl.analysis.tables.grids import Row
 
 _NAMED = (ACCEPTANCE_RATE, ROW_ACCEPTANCE, MEAN_ACCEPTED, BLOCK_EFFICIENCY)
 

@@ -10,7 +10,6 @@ from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.judges.figures import (
     CONSISTENCY,
     FIRST_WINS,
-    LENGTH_CORRELATION,
     LONGER_WINS,
     LOSS,
     MARGIN,
@@ -198,10 +197,9 @@ def judge_blocks(group: Group) -> Iterator[Block]:
             alike = column("both orders alike [95%]", _estimate(CONSISTENCY, "{:.2f}"), BASELINE_CELL)
             first = column("first place wins [95%]", _estimate(FIRST_WINS, "{:.2f}"), NONE)
             yield Block(f"Places, {judge.name}", (alike, first))
-        if any(own.estimate(LENGTH_CORRELATION).value is not None for own in figures):
+        if any(own.estimate(LONGER_WINS).value is not None for own in figures):
             longer = column("longer answer wins [95%]", _estimate(LONGER_WINS, "{:.2f}"), BASELINE_CELL)
-            ranks = column("rank correlation [95%]", _estimate(LENGTH_CORRELATION, "{:+.2f}"), NONE)
-            yield Block(f"Lengths, {judge.name}", (longer, ranks))
+            yield Block(f"Lengths, {judge.name}", (longer,))
 
 
 def _judge_column(judge: Judge, title: str, show: _Show, of_baseline: str = "") -> Column:
@@ -230,10 +228,10 @@ def _prompts_needed(own: JudgedFigures) -> str:
 
 def agreement_sentences(group: Group) -> Iterator[str]:
     """How far each two judges agree."""
-    return map(agreement_sentence, group.judging.agreements if group.judging else ())
+    return map(_agreement_sentence, group.judging.agreements if group.judging else ())
 
 
-def agreement_sentence(agreement: Agreement) -> str:
+def _agreement_sentence(agreement: Agreement) -> str:
     kappa = f"Cohen's kappa {agreement.kappa:.2f}" if agreement.kappa is not None else "no kappa (one verdict only)"
     interval = agreement.interval
     ends = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""

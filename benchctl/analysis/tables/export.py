@@ -49,7 +49,7 @@ def to_json(groups: Sequence[Group]) -> str:
     return json.dumps({"groups": [_group(group) for group in groups]}, indent=2, allow_nan=False)
 
 
-def agreement_document(agreement: Agreement) -> Document:
+def _agreement_document(agreement: Agreement) -> Document:
     """How far two judges agree."""
     return {
         "judges": [agreement.first.name, agreement.second.name],
@@ -95,7 +95,7 @@ def _group(group: Group) -> Document:
         "machine": dict(run.machine),
         "differs_from_first_group": differs,
         "warnings": [{"id": each.id, "text": each.text, "values": dict(each.values)} for each in warnings(group)],
-        "agreement_of_judges": list(map(agreement_document, group.judging.agreements if group.judging else ())),
+        "agreement_of_judges": list(map(_agreement_document, group.judging.agreements if group.judging else ())),
         "fastest": winner
         and {
             "label": winner.label,

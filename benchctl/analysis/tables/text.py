@@ -10,7 +10,6 @@ from typing import Literal
 from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures, compare
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import label_lines, short_labels, table_labels
-from benchctl.analysis.summary import summarise
 from benchctl.analysis.tables import acceptance
 from benchctl.analysis.tables.acceptance import acceptances, position_name
 from benchctl.analysis.tables.columns import (
@@ -25,9 +24,9 @@ from benchctl.analysis.tables.columns import (
     named_columns,
 )
 from benchctl.analysis.tables.export import to_csv, to_json
-from benchctl.analysis.tables.markup import Grid, Paragraph, Parts, Row, markdown, tex
-from benchctl.analysis.tables.terminal import terminal
+from benchctl.analysis.tables.grids import Grid, Paragraph, Parts, Row, markdown, terminal, tex
 from benchctl.analysis.warnings import Warning, warnings
+from benchctl.analysis.winner import summarise
 from benchctl.errors import UserError
 from benchctl.records.schema import Run
 from benchctl.records.writer import read

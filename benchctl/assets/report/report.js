@@ -39,44 +39,17 @@
   // Answers next to each other.
   const data = JSON.parse(document.getElementById("answers").textContent);
 
-  // The pieces of a text: [from, to, class], cut where blocks and the first difference begin.
-  function piecesOf(answer, text) {
-    const pieces = [];
-    let at = 0;
-    const push = (length, className) => {
-      for (const end of [answer.cut, at + length]) {
-        if (end !== null && end > at && end <= at + length && (end === answer.cut || end === at + length)) {
-          pieces.push([at, end, className]);
-          length -= end - at;
-          at = end;
-        }
-      }
-    };
-    (answer.spans || []).forEach(([accepted, own], step) => {
-      push(accepted, step % 2 ? "accepted odd" : "accepted");
-      push(own, step ? "own" : "");
-    });
-    push(text.length - at, "");
-    return pieces;
-  }
   function fill(place, answer) {
     const text = data.texts[answer.text];
-    const cut = answer.cut;
-    let marked = cut === null;
-    const mark = () => {
-      const sign = make("span", "cut");
-      sign.title = "the first difference";
-      sign.setAttribute("role", "img");
-      sign.setAttribute("aria-label", "first difference:");
-      place.append(sign);
-      marked = true;
-    };
-    for (const [from, to, className] of piecesOf(answer, text)) {
-      if (!marked && from >= cut) mark();
-      const late = cut !== null && from >= cut ? " after" : "";
-      place.append(make("span", (className + late).trim(), text.slice(from, to)));
+    if (answer.cut === null) {
+      place.append(text);
+      return;
     }
-    if (!marked) mark();
+    const sign = make("span", "cut");
+    sign.title = "the first difference";
+    sign.setAttribute("role", "img");
+    sign.setAttribute("aria-label", "first difference:");
+    place.append(text.slice(0, answer.cut), sign, make("span", "after", text.slice(answer.cut)));
   }
   function side(title, answer) {
     const box = make("div", "side");
@@ -88,7 +61,7 @@
     text.tabIndex = 0;
     fill(text, answer);
     box.append(text);
-    if (!answer.spans && answer.steps.length) {
+    if (answer.steps.length) {
       const steps = make("div", "steps");
       for (const [accepted, committed] of answer.steps) steps.append(make("span", accepted ? "accepted" : "", committed));
       box.append(steps, make("p", "quiet", "Tokens of each step. Blue: the step accepted draft tokens."));
@@ -120,10 +93,6 @@
   }
   function legend(entry) {
     const line = make("p", "quiet legend");
-    if (entry.answer.spans) {
-      line.append(make("span", "accepted", "accepted draft tokens"), make("span", "accepted odd", "the same, next step"));
-      line.append(make("span", "own", "the target's own token"));
-    }
     if (entry.answer.cut !== null) line.append(make("span", "after", "after the first difference"));
     return line;
   }

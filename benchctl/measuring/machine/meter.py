@@ -9,7 +9,6 @@ import gc
 import resource
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,17 +166,6 @@ class Meter:
         return Reading(peak_bytes, reserved_bytes, conditions.pop("energy_j", None), conditions)
 
 
-def watch_sentinel(sentinel: Callable[[], float]) -> Instrument:
-    """`sentinel_s`, the slower of two kernel times: after this generation and after the one before it."""
-    looks_s = deque([sentinel()], maxlen=2)
-
-    def stop() -> Mapping[str, float]:
-        looks_s.append(sentinel())
-        return {"sentinel_s": max(looks_s)}
-
-    return lambda: stop
-
-
 def watch_state(read: Callable[[], _State], between: Callable[[_State, _State], Mapping[str, float]]) -> Instrument:
     """The conditions between the states of a CPU (see host.between) or a GPU (see gpu.conditions) at start and stop."""
 
@@ -195,10 +183,8 @@ def make_meter(device: str, *, watch: bool) -> Meter:
     """
     if not watch:
         return Meter(device)
-    instruments: list[Instrument] = [watch_sentinel(Sentinel(Clock(device), device))]
     card = gpu.open_gpu(device)
-    if card is not None:
-        instruments.append(watch_state(card.moment, gpu.conditions))
+    instruments = [] if card is None else [watch_state(card.moment, gpu.conditions)]
     cpu = host.Host(Clock(), with_energy=not device.startswith("cuda"))
     instruments.append(watch_state(cpu.moment, host.between))
     return Meter(device, instruments)

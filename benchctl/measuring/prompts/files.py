@@ -60,7 +60,7 @@ class Line:
         if any(answer.strip() and not any(map(str.isalnum, answer)) for answer in answers):
             raise self.error(
                 "uncheckable_answer",
-                f'field "{field}" holds no letter or digit, so no answer could be checked; leave it out',
+                f'field "{field}" has no letter or digit, so no answer could be checked; leave it out',
             )
         return tuple(answer.strip() for answer in answers)
 
@@ -91,7 +91,7 @@ class Line:
         if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
             raise self.error(
                 "half_surrogate",
-                f'field "{field}" holds half a surrogate pair, which is no character; write the text as UTF-8',
+                f'field "{field}" contains half a surrogate pair, which is no character; write the text as UTF-8',
             )
         return value
 
@@ -145,7 +145,7 @@ def read_prompts(suite: str, file: str, content: bytes, reader: Reader) -> tuple
         first_line[prompt.id] = line.number
         prompts.append(prompt)
     if not prompts:
-        raise Line(file, 1, {}).error("no_prompts", "the file holds no prompt; put one JSON object on each line")
+        raise Line(file, 1, {}).error("no_prompts", "the file has no prompt; put one JSON object on each line")
     return tuple(prompts)
 
 

@@ -131,7 +131,7 @@ def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
     elif not value.strip():
         problem = "is empty"
     elif any("\ud800" <= character <= "\udfff" for character in value):
-        problem = "holds half of a surrogate pair, which is not valid text; correct its escapes"
+        problem = "contains half of a surrogate pair, which is not valid text; correct its escapes"
     else:
         return value.strip()
     raise UserError("bad_record", f'{where}: field "{name}" {problem}')

@@ -252,9 +252,8 @@ def _of_hub(name: str) -> Any:
     if not hub_reachable() and not cached.is_dir():  # the library would try for half a minute before it says so
         raise UserError(
             "unknown_data_set",
-            f"{name}: no such file or folder here, the hub cannot be reached, and its cache does not hold such a data "
-            "set. Correct the path, connect to the network, or give the folder that save_to_disk of `datasets` wrote "
-            "where there is one",
+            f"{name}: no such file or folder here, the hub cannot be reached, and its cache does not contain such a "
+            "data set. Correct the path, connect to the network, or give a folder written by save_to_disk",
         )
     complaint = (
         f"{name}: no such file or folder here, and not to be had from the hub. Correct the path or the name; where the "

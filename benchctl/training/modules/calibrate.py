@@ -226,7 +226,7 @@ def _check_room(out: Path, promised: Risk, prompts: int, job_context: JobContext
         raise UserError("one_process_only", "a calibration is one process; start it without torchrun")
     if (out / FILE).exists():
         raise UserError(
-            "out_not_empty", f"{out}: holds {FILE} of an earlier calibration; name another folder with --out"
+            "out_not_empty", f"{out}: contains {FILE} of an earlier calibration; name another folder with --out"
         )
     if prompts < promised.fewest:
         raise UserError("too_few_prompts", _too_few(f"{prompts} prompts", promised))

@@ -230,7 +230,8 @@ class TrainingText:
         prompts = requests + pick_prompts(records, asked - len(requests), seed, recipe)
         if not prompts:
             raise UserError(
-                "chats_missing", "the data hold no prompts that the target could answer; give chats or --self-distil 0"
+                "chats_missing",
+                "the data contain no prompts that the target could answer; give chats or --self-distil 0",
             )
         if len(prompts) < asked and self.job_context.world.leads:
             self.job_context.notify(f"There are {len(prompts)} prompts; --self-distil {asked} asks for more.")

@@ -1,1 +1,0 @@
-"""The speed-up that costs and acceptance explain."""
