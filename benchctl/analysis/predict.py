@@ -26,7 +26,7 @@ from benchctl.records.schema import Mode, Row, Run
 from benchctl.records.writer import RunFile
 
 PHASES = ("draft", "verify", "commit", "host")  # of profile rows, see decoding.phases
-_UNEXPLAINED = "unexplained"
+UNEXPLAINED = "unexplained"
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _MODES: tuple[Mode, Mode] = ("free", "profile")
 
@@ -147,7 +147,7 @@ def _by_phases(
     known = {"target steps", "drafting", wider} if drafts else {"target steps"}
     measured, unit_s = ours.token_s / theirs.token_s, float(baseline_s.sum())
     parts = [Part(name, float(seconds.sum()) / unit_s, name in known) for name, seconds in parts_s.items()]
-    parts.append(Part(_UNEXPLAINED, measured - sum(part.share for part in parts), False))
+    parts.append(Part(UNEXPLAINED, measured - sum(part.share for part in parts), False))
     known_s = sum((seconds for name, seconds in parts_s.items() if name in known), np.zeros(len(baseline_s)))
     return tuple(parts), known_s, baseline_s
 
@@ -204,7 +204,7 @@ class Prediction:
     @property
     def unexplained(self) -> float:
         """By how much the free steps take longer than the profiled ones, as a share."""
-        return sum(part.share for part in self.parts if part.name == _UNEXPLAINED)
+        return sum(part.share for part in self.parts if part.name == UNEXPLAINED)
 
     @property
     def gap_lies_in(self) -> Part:

@@ -92,6 +92,7 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
       benchctl plot --pareto --quality quality --judge gpt results/first.jsonl
       benchctl plot --acceptance --suite koala --size column --out paper.pdf
       benchctl plot --latency --method two_model results/first.jsonl
+      benchctl plot --waterfall results/profiled.jsonl
       benchctl plot --sweep --method two_model --by draft_tokens
     """
     asked = context.meta.get(_ASKED, [])

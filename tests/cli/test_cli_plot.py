@@ -71,7 +71,7 @@ def test_an_unfit_picture_is_refused_before_the_files_are_read(tmp_path: Path, o
         ("--pareto --acceptance --sweep", "--pareto"),
         ("--latency --quality exact", "--quality"),
         ("--pareto --method two_model", "--method"),
-        ("--latency --by draft_tokens", "--by"),
+        ("--waterfall --by draft_tokens", "--by"),
         ("--pareto --judge gpt", "--quality quality"),
     ],
 )
