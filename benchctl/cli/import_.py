@@ -42,18 +42,20 @@ if TYPE_CHECKING:
 def import_(
     files: tuple[str, ...], format: Format | Literal["auto"], out: Path, baseline: str, target: str, suite: str
 ) -> None:
-    """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat.
+    """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat, and FastChat's judgements of answers.
 
     The files have no token ids, machine or verdicts, so these stay unknown. Each file is a session; files with the same
-    LABEL are sessions of one method. The default LABEL is the file's model_id.
+    LABEL are sessions of one method. The default LABEL is the file's model_id. Judgements become a file of scores next
+    to --out, which `compare` reads.
 
     \b
     Examples:
       benchctl import vanilla.jsonl eagle.jsonl --format eagle --out results/eagle.jsonl
-      benchctl import medusa=run-1.jsonl medusa=run-2.jsonl --out results/medusa.jsonl
+      benchctl import medusa=run-1.jsonl medusa=run-2.jsonl gpt-4_single.jsonl --out results/medusa.jsonl
       benchctl compare results/eagle.jsonl
     """
     from benchctl.importing.gather import Source, Terms, gather
+    from benchctl.records.scores import ScoreWriter, scores_path
     from benchctl.records.writer import Writer, check_output
 
     check_output(out)
@@ -67,8 +69,13 @@ def import_(
         name=out.stem,
         command=("benchctl", *map(shlex.quote, sys.argv[1:])),
     )
+    if imported.scores:
+        check_output(scores_path(out))
     with Writer(out, imported.run) as writer:
         writer.append(*imported.rows)
+    if imported.scores:
+        with ScoreWriter(scores_path(out)) as scores:
+            scores.append(*imported.scores)
     for notice in imported.notices:
         click.echo(f"Note: {notice}", err=True)
     click.echo(

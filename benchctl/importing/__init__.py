@@ -1,4 +1,4 @@
-"""Published answers of other programs as records of benchctl."""
+"""Published answers and judgements of other programs as records of benchctl."""
 
 from typing import Literal, get_args
 

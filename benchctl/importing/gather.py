@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,11 +13,13 @@ from typing import NamedTuple
 from benchctl.errors import InvalidData, UserError
 from benchctl.importing import Format
 from benchctl.importing.published_answers import FAILED, Answer, answers_of, format_of
-from benchctl.importing.published_lines import Line, read_lines
+from benchctl.importing.published_judgements import Reply, replies_of, scores_of
+from benchctl.importing.published_lines import AnswerLine, Line, read_lines
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
+from benchctl.records.scores import Score
 
 MT_BENCH = frozenset(map(str, range(81, 161)))  # its question ids
-_CLAIM = "an imported file makes no claim about its answers"
+_CLAIM = "an imported file claims nothing that could be held against its answers"
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Terms:
-    """How to read files, and names for their contents. With `format` None each line shows its own. Without a `suite`
-    the name follows from the questions; without a `baseline` it is the first label; without a `target` it is unknown,
-    and its name contains the baseline's model_ids."""
+    """How to read files and what to call what they hold. `format` None is told from each line; without a `suite` it is
+    named after the questions, without a `baseline` that is the first label, without a `target` it is unknown, and said
+    to be that of the baseline's model_ids."""
 
     format: Format | None = None
     suite: str = ""
@@ -41,15 +44,16 @@ class Terms:
 
 @dataclass(frozen=True)
 class Imported:
-    """A run made of published files, and notices for the user about what could not be used."""
+    """A run made of published files, the scores of its answers, and what could not be used of them, for the user."""
 
     run: Run
     rows: tuple[Row, ...]
+    scores: tuple[Score, ...]
     notices: tuple[str, ...]
 
 
 class _Given(NamedTuple):
-    """An answer, the number of its file and the model_id it has there, whatever its label."""
+    """An answer, the number of its file and the model_id it has there: that of a judgement, whatever its label."""
 
     file: int
     model: str
@@ -58,23 +62,33 @@ class _Given(NamedTuple):
 
 @dataclass
 class _Contents:
-    """The contents of all files: answers by label."""
+    """The contents of all files: answers by label, and judgements."""
 
     answers: dict[str, list[_Given]] = field(default_factory=dict)
+    replies: list[Reply] = field(default_factory=list)
     formats: dict[Format, None] = field(default_factory=dict)
     answered: set[tuple[int, str, str]] = field(default_factory=set)  # file, label and prompt
     latest_s: float = 0.0
+
+    @property
+    def judged(self) -> dict[str, dict[tuple[str, int], None]]:
+        """The prompts and turns that were judged, by model."""
+        judged: dict[str, dict[tuple[str, int], None]] = {}
+        for reply in self.replies:
+            for model in filter(None, (reply.model, reply.other)):
+                judged.setdefault(model, {}).setdefault((reply.prompt_id, reply.turn))
+        return judged
 
     def given(self) -> Iterator[_Given]:
         return chain.from_iterable(self.answers.values())
 
     def models(self, label: str) -> list[str]:
-        """The model_ids of a label's answers."""
-        return list(dict.fromkeys(given.model for given in self.answers[label]))
+        """The model_ids of a label's answers, or, where there are judgements alone, the model itself."""
+        return list(dict.fromkeys(given.model for given in self.answers.get(label, ()))) or [label]
 
 
 def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple[str, ...] = ()) -> Imported:
-    """The answers of all files.
+    """The answers of all files, and the scores of judgements among them.
 
     Raises UserError for files that cannot be read, are copies of each other or were sampled at other temperatures, and
     for a baseline that is not among them; InvalidData, with file and line, for lines that are not of the format, or
@@ -85,7 +99,7 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
     for number, source in enumerate(sources):
         for line in read_lines(source.path):
             _take(contents, number, source, line, terms.format)
-    labels = list(contents.answers)
+    labels = list(contents.answers) or list(contents.judged)
     if not labels:
         raise InvalidData(
             "no_answers",
@@ -97,16 +111,24 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
         raise UserError("unknown_baseline", f"no answers of {baseline}. There are answers of: {' '.join(labels)}.")
     labels.sort(key=lambda label: label != baseline)
     run = _run(contents, sources, labels, terms, name, command)
-    order = count()
-    rows = tuple(
-        _row(run, label, given.file, next(order), given.answer) for label in labels for given in contents.answers[label]
-    )
-    return Imported(run, rows, tuple(_notices(contents)))
+    rows, lost = list(_rows(contents, run)), Counter[str]()
+    scores = tuple(scores_of(contents.replies, rows, baseline, lost))
+    return Imported(run, tuple(row for _, row in rows), scores, tuple(_notices(contents, lost)))
 
 
 def _take(contents: _Contents, number: int, source: Source, line: Line, format: Format | None) -> None:
     content = line.content
     contents.latest_s = max(contents.latest_s, content.tstamp)
+    if not isinstance(content, AnswerLine):
+        if format not in (None, "fastchat"):
+            line.refuse(f"is a judgement, which no file of {format} has")
+        if source.label:
+            raise UserError(
+                "labelled_judgements", f"{source.path}: judgements name their models: give no label for it."
+            )
+        contents.formats.setdefault("fastchat")
+        contents.replies += replies_of(line, content)
+        return
     used = format or format_of(line, content)
     contents.formats.setdefault(used)
     model = str(content.model_id)
@@ -116,6 +138,17 @@ def _take(contents: _Contents, number: int, source: Source, line: Line, format: 
     contents.answered.add((number, label, question))
     answers = (_Given(number, model, answer) for answer in answers_of(line, content, used))
     contents.answers.setdefault(label, []).extend(answers)
+
+
+def _rows(contents: _Contents, run: Run) -> Iterator[tuple[str, Row]]:
+    """Answers in the order of labels and files, each with its model_id; of what was judged but is not there, rows
+    without a text."""
+    order, judged = count(), {} if contents.answers else contents.judged
+    for method in run.methods:
+        label = method.label
+        alone = [_Given(0, label, Answer(prompt, turn, 0, "")) for prompt, turn in judged.get(label, ())]
+        for session, model, answer in contents.answers.get(label, alone):
+            yield model, _row(run, label, session, next(order), answer)
 
 
 def _row(run: Run, label: str, session: int, order: int, answer: Answer) -> Row:
@@ -144,6 +177,7 @@ def _run(
     name: str,
     command: tuple[str, ...],
 ) -> Run:
+    judges = {reply.judge for reply in contents.replies}
     sizes = dict.fromkeys(("layers", "hidden_size", "parameters", "vocabulary", "context_tokens"), 0)
     target = terms.target or UNKNOWN_TARGET + ", ".join(sorted(contents.models(labels[0])))
     return Run(
@@ -173,14 +207,15 @@ def _run(
         imported="+".join(contents.formats),
         order="one after another",
         machine={},
-        versions={},
+        versions={"judge": "+".join(sorted(judges))} if judges else {},
         commit="",
     )
 
 
 def _suite(contents: _Contents, sources: Sequence[Source], name: str) -> SuiteInfo:
     """The hash is of the questions' ids, since the files do not contain the questions."""
-    questions = sorted({given.answer.prompt_id for given in contents.given()})
+    asked = [given.answer.prompt_id for given in contents.given()] or [reply.prompt_id for reply in contents.replies]
+    questions = sorted(set(asked))
     usual = (
         "mt-bench" if MT_BENCH.issuperset(questions) else "spec-bench" if "spec-bench" in contents.formats else "other"
     )
@@ -235,7 +270,7 @@ def _check_copies(contents: _Contents, sources: Sequence[Source]) -> None:
                 )
 
 
-def _notices(contents: _Contents) -> Iterator[str]:
+def _notices(contents: _Contents, lost: Counter[str]) -> Iterator[str]:
     answers = [given.answer for given in contents.given()]
     failed = sum(answer.failed for answer in answers)
     if failed:
@@ -243,3 +278,8 @@ def _notices(contents: _Contents) -> Iterator[str]:
     unknown = sum(answer.steps is None and answer.new_tokens is not None for answer in answers)
     if unknown:
         yield f"{unknown} turns have steps that fit no reading of their accept lengths: their steps are left out."
+    for why, judgements in sorted(lost.items()):
+        yield f"{judgements} judgements are {why} and are left out."
+    unreadable = sum(reply.points is None for reply in contents.replies)
+    if unreadable:
+        yield f"{unreadable} judgements could not be read by their judge's script: counted, not scored."

@@ -5,7 +5,7 @@
 | spec-bench | hemingkx/Spec-Bench, evaluation/eval.py | decoding_steps, a number or a last index | accept_lengths |
 | rest | FasterDecoding/REST, llm_judge/gen_model_answer_rest.py | idxs, the last index | "accept_lengths:" |
 | medusa, eagle | FasterDecoding/Medusa, SafeAILab/EAGLE, gen_*_answer*.py | idxs, the last index | |
-| fastchat | lm-sys/FastChat, fastchat/llm_judge | no counts or times | |
+| fastchat | lm-sys/FastChat, fastchat/llm_judge | no counts or times; judgements: published_judgements.py | |
 
 All count `new_tokens` by the loop of the method, which may pass the stop token by the rest of a step. Spec-Bench's
 evaluation/speed.py compares that with a count of the baseline's re-tokenised text, which favours the method; here both

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from refusals import refused
 from warned import warned
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare, differences
+from benchctl.analysis.judges.figures import CONSISTENCY, FIRST_WINS, LOSS, SCORE_DIFFERENCE, TIE, WIN, JudgedFigures
 from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import DEGENERATION, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SOUND_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
@@ -64,6 +66,63 @@ def test_rest_and_its_baseline_give_their_speeds_and_the_ratio_of_them(published
     assert [round(tokens or 0, 3) for tokens in accepted] == [1.0, 1.989]
     # In time alone it is 1060.62 s / 611.43 s: its answers are 1.8% shorter.
     assert group.pooled.methods[1].estimate(SPEEDUP).value == pytest.approx(1060.62 / 611.43, rel=1e-4)
+
+
+def _judged(out: Path) -> tuple[Group, dict[str, JudgedFigures]]:
+    """The figures of the scores beside an imported file, of methods that have any."""
+    (group,) = compare([read(out)], ())
+    return group, {method.label: method.judged[0] for method in group.pooled.methods if method.judged}
+
+
+def test_published_judgements_give_the_published_scores_of_both_turns(published: Path, tmp_path: Path) -> None:
+    """As published: 6.794/5.181 for Medusa, 6.731/5.475 and 6.519/5.237 for Vicuna, sampled and greedy."""
+    judged = published / "medusa" / "gpt-4_single.jsonl"
+    out, greedy = tmp_path / "scores.jsonl", "vicuna-7b-v1.3-greedy"
+    result = _import(judged, "--out", out, "--baseline", greedy)
+    assert result.exit_code == 0, result.output
+    _, found = _judged(out)
+    assert {label: of.by_turn for label, of in found.items()} == {
+        MEDUSA_7B.format("-1"): pytest.approx((6.79375, 5.18125)),
+        "vicuna-7b-v1.3": pytest.approx((6.73125, 5.475)),
+        greedy: pytest.approx((6.51875, 5.2375)),
+    }
+    shown = CliRunner().invoke(main, ["compare", "--full", str(out)]).stdout
+    for means in ("6.794/5.181", "6.731/5.475", "6.519/5.237"):
+        assert means in shown
+
+
+def test_a_published_difference_is_that_of_the_same_prompts_and_turns(published: Path, tmp_path: Path) -> None:
+    """Worked out from the file by itself, its interval by Student's t of the means of each prompt's two turns."""
+    judged, out = published / "medusa" / "gpt-4_single.jsonl", tmp_path / "scores.jsonl"
+    assert _import(judged, "--out", out, "--baseline", "vicuna-7b-v1.3-greedy").exit_code == 0
+    points: dict[tuple[str, int, int], float] = {}
+    for line in map(json.loads, judged.read_text().splitlines()):
+        points[line["model"], line["question_id"], line["turn"]] = line["score"]
+    turns = [(question, turn) for question in range(81, 161) for turn in (1, 2)]
+    differences = [points["vicuna-7b-v1.3", *turn] - points["vicuna-7b-v1.3-greedy", *turn] for turn in turns]
+    found = _judged(out)[1]["vicuna-7b-v1.3"]
+    shares = [sum(difference > 0 for difference in differences) / 160, sum(d < 0 for d in differences) / 160]
+    assert [found.estimate(metric).value for metric in (SCORE_DIFFERENCE, WIN, LOSS)] == [
+        pytest.approx(of) for of in (sum(differences) / 160, *shares)
+    ]
+    interval = found.estimate(SCORE_DIFFERENCE).interval
+    by_prompt = [(differences[2 * n] + differences[2 * n + 1]) / 2 for n in range(80)]
+    half = 1.9905 * stdev(by_prompt) / 80**0.5
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx((0.225 - half, 0.225 + half), abs=0.02)
+
+
+def test_judgements_of_answers_that_are_there_are_held_against_their_text(published: Path, tmp_path: Path) -> None:
+    judged = published / "medusa" / "gpt-4_single.jsonl"
+    answers = published / "medusa" / f"{MEDUSA_7B.format('-1')}.jsonl"
+    both = gather([Source(answers), Source(judged)], Terms(), name="both")
+    assert [notice.split()[0] for notice in both.notices] == ["320"]
+    assert len(both.scores) == 160 and all(score.answer_sha256 for score in both.scores)
+    lines = [json.loads(line) for line in answers.read_text().splitlines()]
+    lines[0]["choices"][0]["turns"][1] = "Another text."
+    other = gather([Source(_write(tmp_path / "other.jsonl", *lines)), Source(judged)], Terms(), name="other")
+    assert other.notices[-1].startswith("1 judgements")
+    assert len(other.scores) == 159
 
 
 Fields = dict[str, Any]
@@ -203,6 +262,95 @@ def test_several_answers_to_a_question_are_its_repeats(tmp_path: Path) -> None:
     assert [row.repeat for row in imported.rows] == [0, 0, 1, 1, 2, 2]
 
 
+def _judgement(**changes: Any) -> Fields:
+    usual = {"question_id": 1, "model": "medusa-a", "judge": ["gpt-4", "single-v1"], "turn": 1, "score": 7}
+    return usual | changes
+
+
+def _duel(question: int = 1, /, **changes: Any) -> Fields:
+    """Of two answers, medusa-a's preferred in both orders."""
+    usual = {"question_id": question, "turn": 1, "judge": ["gpt-4", "pair-v2"], "model_1": "medusa-a"}
+    games = {f"{game}_{key}": of for game in ("g1", "g2") for key, of in (("winner", "model_1"), ("judgment", "[[A]]"))}
+    return usual | {"model_2": "vicuna"} | games | changes
+
+
+@pytest.mark.parametrize("baseline", ["vicuna", "medusa-a"])
+def test_judgements_of_two_answers_become_preferences_in_both_orders(tmp_path: Path, baseline: str) -> None:
+    """Whichever of the two is the baseline: one duel won in both orders, one by the first place, a tie, an error."""
+    lines = [
+        _duel(1),
+        _duel(2, g2_winner="model_2"),
+        _duel(3, g1_winner="tie", g2_winner="tie"),
+        _duel(4, g2_winner="error"),
+    ]
+    out = tmp_path / "out.jsonl"
+    result = _import(_write(tmp_path / "a.jsonl", *lines), "--out", out, "--baseline", baseline)
+    assert result.exit_code == 0, result.output
+    (found,) = _judged(out)[1].values()
+    assert (found.pairs, found.incomplete, found.asked, found.unreadable) == (3, 1, 8, 1)
+    won, lost = (WIN, LOSS) if baseline == "vicuna" else (LOSS, WIN)
+    values = [found.estimate(metric).value for metric in (won, lost, TIE, CONSISTENCY, FIRST_WINS)]
+    assert values == [pytest.approx(of) for of in (1 / 3, 0, 2 / 3, 2 / 3, 3 / 4)]
+    difference = found.estimate(SCORE_DIFFERENCE).value
+    assert difference == pytest.approx(1 / 3 if baseline == "vicuna" else -1 / 3)
+
+
+def test_a_duel_is_of_the_answers_beside_it_and_of_no_two_others(tmp_path: Path) -> None:
+    """Answers of two files are sessions of their own, and where they say the same no judge is needed to call a tie.
+    Of the judgements one is of a model that is not here, one of a text that is not, and one not of the baseline."""
+    files = [
+        _write(tmp_path / "base.jsonl", _chat(1, "vicuna", "two", "y"), _chat(2, "vicuna", "same", "y")),
+        _write(tmp_path / "mine.jsonl", _chat(1, "medusa-a", "one", "x"), _chat(2, "medusa-a", "same", "x")),
+        _write(tmp_path / "more.jsonl", _chat(1, "medusa-b", "one", "x")),
+    ]
+    shown = {f"{game}_user_prompt": "shows one and two" for game in ("g1", "g2")}
+    duels = [
+        _duel(1, **shown),
+        _duel(2),
+        _duel(1, model_2="other"),
+        _duel(1, **(shown | {"g1_user_prompt": "shows one and three"})),
+        _duel(1, model_2="medusa-b"),
+    ]
+    judged = _write(tmp_path / "judged.jsonl", *duels)
+    imported = gather([Source(path) for path in (*files, judged)], Terms(), name="x")
+    assert sorted(notice.split()[0] for notice in imported.notices) == ["1", "2", "2"]
+    out = tmp_path / "out.jsonl"
+    assert _import(*files, judged, "--out", out).exit_code == 0
+    found = _judged(out)[1]["medusa-a"]
+    assert (found.pairs, found.identical, found.asked) == (2, 1, 3)
+    assert [found.estimate(metric).value for metric in (WIN, TIE)] == [0.5, 0.5]
+
+
+def _chat(question: int, model: str, *turns: str) -> Fields:
+    return {"question_id": question, "model_id": model, "choices": [{"index": 0, "turns": list(turns)}]}
+
+
+def test_an_unreadable_judgement_is_counted_and_never_scored(tmp_path: Path) -> None:
+    lines = [_judgement(), _judgement(turn=2, score=-1)]
+    imported = _gather(_write(tmp_path / "a.jsonl", *lines))
+    assert [(score.score, bool(score.unreadable)) for score in imported.scores] == [(7.0, False), (None, True)]
+    assert imported.notices[0].startswith("1 judgements")
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_scores_go_to_the_answers_of_their_model_whatever_their_label(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """Of three runs that share a label two were judged, and one model that has no answers here."""
+    sources = [
+        Source(_write(tmp_path / f"{n}.jsonl", _answer(1, f"medusa-{n}", wall_time=[1.0, n])), "medusa")
+        for n in (1, 2, 3)
+    ]
+    scores = {"medusa-1": 5, "medusa-3": 9, "other": 2}
+    judged = [_judgement(model=model, turn=turn, score=of) for model, of in scores.items() for turn in (1, 2)]
+    sources.append(Source(_write(tmp_path / "judged.jsonl", *judged)))
+    imported = gather([sources[n] for n in order], Terms(), name="x")
+    scored = {(score.session, score.turn): score.score for score in imported.scores}
+    by_time = {
+        row.totals.wall_s: scored.get((row.session, row.turn)) for row in imported.rows if row.totals and row.turn
+    }
+    assert by_time == {1.0: 5, 2.0: None, 3.0: 9}
+    assert [notice.split()[0] for notice in imported.notices] == ["2"]
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -227,6 +375,14 @@ def test_several_answers_to_a_question_are_its_repeats(tmp_path: Path) -> None:
         (_answer(1), "a second answer of medusa-a to question 1"),
         ({"prompt": "Hello"}, "missing required field"),
         ({"question_id": 5, "model_id": "a", "choices": []}, "choices"),
+        (_judgement(score="high"), "score"),
+        (_judgement(score=70), "score"),
+        (_judgement(score=0), "score is 0, but should be from 1 to 10, or -1"),
+        (_judgement(score=10**400), "score"),
+        (_judgement(turn=0), "turn"),
+        ({"judge": ["gpt-4"], "turn": 1, "question_id": 1}, "model_1"),
+        (_duel(g1_winner="A"), "g1_winner"),
+        (_duel(model_2="medusa-a"), "model_1 and model_2 are both 'medusa-a'"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named_with_its_number(tmp_path: Path, line: Fields, problem: str) -> None:
@@ -253,6 +409,8 @@ def test_wrong_usage_says_what_to_do(tmp_path: Path) -> None:
         _gather(tmp_path / "missing.jsonl")
     with refused("no_answers", "empty.jsonl"):
         _gather(_write(tmp_path / "empty.jsonl"))
+    with refused("labelled_judgements", "j.jsonl"):
+        gather([Source(_write(tmp_path / "j.jsonl", _judgement()), "me")], Terms(), name="x")
     assert _import(path, "--out", path).exit_code == 2  # exists
 
 
