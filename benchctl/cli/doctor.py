@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from benchctl.measuring.machine.advice import Examination
 
 _WIDTH, _MARGIN = 80, 18
+_PROMPTS, _REPEATS, _NEW_TOKENS = 10, 8, 32  # of the small run
 _RIGHT, _TOO_OFTEN = 0.05, 0.10  # false-positive rates
 
 
@@ -54,25 +56,32 @@ class _Options:
         flags=("--method", "-m"),
         metavar="LABEL",
     )
-    aa: bool = setting(False, "Compare the baseline of FILES with itself.")
-    model: str = setting("", "Target of --method, in float64.", metavar="NAME|FOLDER|ID")
+    aa: bool = setting(False, "Compare the baseline with itself: in FILES, or in a small run.")
+    model: str = setting(
+        "",
+        "Target of --method, in float64, or of the small run of --aa.",
+        metavar="NAME|FOLDER|ID",
+    )
     own: _OwnModel = field(default_factory=_OwnModel)
     threads: int = setting(1, "CPU threads of torch.", least=1)
     device: str = setting("auto", "Where to run; auto: a GPU if there is one.", choices=("auto", "cpu", "cuda"))
+    out: Path | None = setting(
+        None, "Results file of the small run.  [default: results/aa-<time>.jsonl]", metavar="FILE"
+    )
     as_json: bool = setting(False, "Print JSON.", flags=("--json",))
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="[FILES]...")
+@click.argument("files", nargs=-1, metavar="[FILES]...", type=click.Path(path_type=Path))
 @options_from(_Options, "options")
 @click.pass_context
-def doctor(context: click.Context, options: _Options, files: tuple[str, ...]) -> None:
+def doctor(context: click.Context, options: _Options, files: tuple[Path, ...]) -> None:
     """Check this machine, or what methods claim.
 
     Without options: the machine's facts, speed and memory bandwidth, and what to improve.
 
-    With --aa and FILES: the baseline against itself, with the false-positive rate, which should be 5%, and the smallest
-    effect that is detected with 80% power.
+    With --aa: the baseline against itself, with the false-positive rate, which should be 5%, and the smallest effect
+    that is detected with 80% power.
 
     With --method: the checks of a method on tiny random models. Plug-ins need to pass them.
 
@@ -95,20 +104,22 @@ def doctor(context: click.Context, options: _Options, files: tuple[str, ...]) ->
         findings, what = _on_own_model(options) if options.model else _on_random_models(options.methods)
         print_findings(findings, what, options.as_json)
     elif options.aa:
-        _compare_with_itself(files, options.as_json)
+        _compare_with_itself(files or (_measure_baseline(options),), options.as_json)
     else:
         _examine_machine(options)
 
 
-def _check_usage(context: click.Context, options: _Options, files: Sequence[str]) -> None:
+def _check_usage(context: click.Context, options: _Options, files: Sequence[Path]) -> None:
     """Refuses options that would have no effect."""
-    if options.methods and (options.aa or files):
-        raise click.UsageError("--method checks methods; --aa and FILES check the machine. Use one of the two.")
-    if bool(files) != options.aa:
-        raise click.UsageError("--aa and FILES belong together. Name a results file and --aa, or leave both out.")
-    if options.model and not options.methods:
-        raise click.UsageError("--model is for --method. Add it, or leave --model out.")
-    if options.aa or (options.methods and not options.model):
+    if options.methods and (options.aa or files or options.out):
+        raise click.UsageError("--method checks methods; --aa, FILES and --out check the machine. Use one of the two.")
+    if (files or options.out) and not options.aa:
+        raise click.UsageError("FILES and --out are for --aa. Add it, or leave them out.")
+    if options.model and not (options.methods or options.aa):
+        raise click.UsageError("--model is for --method or --aa. Add one of them, or leave it out.")
+    if files and (options.model or options.out):
+        raise click.UsageError("--model and --out are for the small run. Leave them out, or the FILES.")
+    if options.methods and not options.model:
         for each in given(context):
             if each.name in ("threads", "device"):
                 raise click.UsageError(
@@ -221,11 +232,31 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
         yield "waited for a core", f"{seen.waited_share:.0%} of the time"
 
 
-def _compare_with_itself(files: Sequence[str], as_json: bool) -> None:
+def _measure_baseline(options: _Options) -> Path:
+    """The results file of a small run: ten embedded prompts, eight times each."""
+    from benchctl.cli.run import measure
+    from benchctl.measuring import settings as ask
+    from benchctl.measuring.clock import utc_now
+
+    out = options.out or Path("results") / f"aa-{utc_now():%Y%m%dT%H%M%S}.jsonl"
+    settings = ask.RunSettings(
+        methods=("autoregressive",),
+        prompts=ask.PromptSettings(limit=_PROMPTS, source="embedded"),
+        models=ask.ModelSettings(options.model, device=options.device, threads=options.threads),
+        answers=ask.AnswerSettings(max_new_tokens=_NEW_TOKENS),
+        repeat=ask.RepeatSettings(repeats=_REPEATS),
+        out=out,
+        command=("benchctl", *sys.argv[1:]),
+    )
+    measure(settings)
+    return out
+
+
+def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
     from benchctl.analysis.stats import aa
     from benchctl.cli.options import read_files
 
-    comparison = aa.compare_with_itself(read_files(files))
+    comparison = aa.compare_with_itself(read_files(list(map(str, files))))
     if as_json:
         click.echo(json.dumps(asdict(comparison), indent=2))
         return

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
+from xml.etree import ElementTree
 
 import click
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _CODES = {"passed": 0, "failed": 1, "inconclusive": 4}
 _ANNOTATIONS = {"passed": "notice", "failed": "error", "inconclusive": "warning"}  # of GitHub
+_ELEMENTS = {"failed": "failure", "inconclusive": "error"}  # of JUnit
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ class _Options:
         "More scores of these answers. Scores next to FILES are always read. May be repeated.",
         metavar="FILE",
     )
-    format: Literal["text", "json", "github"] = setting(
-        "text", "text: a line per label. github: annotations for GitHub Actions."
+    format: Literal["text", "json", "github", "junit"] = setting(
+        "text", "text: a line per label. github: annotations for GitHub Actions. junit: XML for CI servers."
     )
 
 
@@ -88,7 +90,7 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
       benchctl gate results/new.jsonl --previous results/old.jsonl
       benchctl gate results/new.jsonl --require lossless
       benchctl gate results/new.jsonl --previous results/old.jsonl --speedup-above 0.95 --format github
-      benchctl gate results/new.jsonl --require lossless --format json > gate.json
+      benchctl gate results/new.jsonl --require lossless --format junit > gate.xml
     """
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.gate import Conditions, check
@@ -148,4 +150,15 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-_WRITERS = {"text": _text, "json": _json, "github": _github}
+def _junit(result: GateResult) -> Iterator[str]:
+    counts = {f"{element}s": str(len(result.of(outcome))) for outcome, element in _ELEMENTS.items()}  # type: ignore[arg-type]
+    suite = ElementTree.Element("testsuite", {"name": "benchctl gate", "tests": str(len(result.labels)), **counts})
+    for label in result.labels:
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "benchctl.gate", "name": label.label})
+        if element := _ELEMENTS.get(label.outcome):
+            ElementTree.SubElement(case, element, {"type": label.outcome, "message": label.text()})
+    ElementTree.indent(suite)
+    yield ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+_WRITERS = {"text": _text, "json": _json, "github": _github, "junit": _junit}

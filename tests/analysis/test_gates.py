@@ -9,6 +9,7 @@ from math import exp, hypot, log
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -345,10 +346,15 @@ def test_broken_data_count_more_than_a_broken_requirement(tmp_path: Path) -> Non
     assert result.exit_code == INVALID and not result.stdout
 
 
-def test_annotations_have_each_label_with_its_outcome(tmp_path: Path) -> None:
+def test_annotations_and_junit_have_each_label_with_its_outcome(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", usual_rows())
     lines = _gate(path, "--require", "identical", "--format", "github").stdout.splitlines()
     assert [line.split(" ")[0] for line in lines[:-1]] == ["::notice", "::error"]
+    result = _gate(path, "--require", "identical", "--format", "junit")
+    assert result.exit_code == FAILED
+    suite = ElementTree.fromstring(result.stdout)
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "1", "0")
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == [EXITING]
 
 
 def test_the_text_has_a_line_for_each_label_and_the_result_last(tmp_path: Path) -> None:

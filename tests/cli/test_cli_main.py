@@ -104,6 +104,7 @@ def test_what_a_user_can_fix_is_one_message_and_an_exit_code(
         ("run -m 'm2r2[exit=2]'", "", "run -m 'm2r2[exit=2]'"),
         ("train draft --out new", "new", "train draft --out new --resume"),
         ("judge 'a b.jsonl'", "", "judge 'a b.jsonl'"),
+        ("doctor --aa", "results/aa.jsonl", "doctor --aa"),
     ],
 )
 def test_an_interrupted_command_prints_the_one_that_continues_it(

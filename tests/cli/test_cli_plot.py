@@ -3,6 +3,7 @@
 import importlib
 import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from matplotlib.image import imread
 from pictures import texts
 
 from benchctl.analysis import plots
+from benchctl.analysis.plots import catalogue
 from benchctl.cli import main
 
 
@@ -138,3 +140,15 @@ def test_a_new_picture_is_one_new_file(tmp_path: Path, file: Path, monkeypatch: 
     finally:
         monkeypatch.undo()
         importlib.reload(sys.modules["benchctl.cli.plot"])
+
+
+def test_a_picture_of_another_distribution_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an entry point. A built-in picture wins over another one of its name."""
+    (tmp_path / "other_plots.py").write_text(_NEW_PICTURE)
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [EntryPoint(name, "other_plots:PLOT", catalogue.ENTRY_POINTS) for name in ("prompt_counts", "pareto")]
+    monkeypatch.setattr(
+        catalogue, "entry_points", lambda group, name=None: [each for each in entries if name in (None, each.name)]
+    )
+    assert catalogue.helps()["prompt_counts"].startswith("How many prompts")
+    assert catalogue.plot("prompt_counts").options == () != catalogue.plot("pareto").options

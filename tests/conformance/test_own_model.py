@@ -279,6 +279,7 @@ def test_verify_exits_with_1_where_a_check_fails(here: Path, monkeypatch: pytest
         (("--method", "two_model", "--model", "/nope", "--draft-model", ""), "/nope"),
         (("--method", "prompt_lookup", "--draft-model", "/nope"), "/nope"),
         (("--method", "two_model", "--draft-model", ""), "draft"),
+        (("--aa",), "--draft-model"),
         (("--method", "medusa"), "medusa"),
     ],
 )

@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 from fixtures_run import GENERATIONS, LABELS, make_settings, measure_file, measured, timeless
 
+from benchctl.cli import doctor as doctor_aa
 from benchctl.cli import main
 from benchctl.measuring import run as runs
 from benchctl.measuring.machine import advice as examinations
@@ -20,6 +21,7 @@ from benchctl.measuring.machine.advice import LoadSample
 from benchctl.measuring.machine.meter import Meter, bandwidth_mb_s
 from benchctl.measuring.session import Notice, Progress
 from benchctl.measuring.settings import RunSettings
+from benchctl.records.writer import read
 
 QUIET = {"waited_share": 0.0}
 LOUD = {"waited_share": 0.5}
@@ -137,13 +139,16 @@ def test_doctor_compares_the_baseline_with_itself(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Callable[..., Chosen]
 ) -> None:
     """On a quiet machine: a busy one, as beside other tests, once left out all of a prompt."""
+    monkeypatch.setattr(doctor_aa, "_PROMPTS", 5)
+    monkeypatch.setattr(doctor_aa, "_NEW_TOKENS", 3)
     show()
     out = tmp_path / "aa.jsonl"
-    sizes = ("--limit", "5", "--repeats", "8", "--max-new-tokens", "3", "--source", "embedded", "--device", "cpu")
-    run = invoke("run", "-m", "autoregressive", "--model", str(run_folder / "target"), *sizes, "--out", str(out))
-    assert run.exit_code == 0, run.output
-    result = invoke("doctor", "--aa", str(out))
+    result = invoke("doctor", "--aa", "--device", "cpu", "--model", str(run_folder / "target"), "--out", str(out))
     assert result.exit_code == 0, result.output
     assert "5 prompts" in result.stdout
+    file = read(out)
+    assert len(measured(file)) == 5 * 8 and {row.label for row in file.rows} == {"autoregressive"}
     again = json.loads(invoke("doctor", "--aa", str(out), "--json").stdout)
     assert f"{again['minimum_detectable_effect']:.2%}" in result.stdout
+    refused = invoke("doctor", "--aa", "--model", str(run_folder / "target"), "--out", str(out))
+    assert (refused.exit_code, refused.stdout) == (2, "")

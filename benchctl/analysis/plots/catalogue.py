@@ -1,7 +1,7 @@
 """The pictures of `benchctl plot`, found by file name. No picture is imported before it is drawn.
 
-A picture is a module in this folder with `PLOT = Plot(...)` at top level. Its name is the flag, and the first line of
-its docstring is the help.
+A picture is a module in this folder, or an entry point of the group `benchctl.plots`, with `PLOT = Plot(...)` at top
+level. Its name is the flag, and the first line of its docstring is the help.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from benchctl.analysis.comparison import Group
     from benchctl.analysis.plots.style import Style
+
+ENTRY_POINTS = "benchctl.plots"
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,25 @@ class Plot:
 
 
 def helps() -> dict[str, str]:
-    """Each picture's name with its line of help."""
-    found = ((file.name, _help(f"{plots.__name__}.{file.name}")) for file in pkgutil.iter_modules(plots.__path__))
+    """Each picture's name with its line of help; built-in pictures first, and they win over others of their name."""
+    modules = {name.rpartition(".")[2]: name for name in _built_in()}
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        modules.setdefault(entry.name, entry.module)
+    found = ((name, _help(module)) for name, module in modules.items())
     return {name: line for name, line in found if line is not None}
 
 
 def plot(name: str) -> Plot:
     """The picture of this name, which `helps` contains."""
-    picture: Plot = import_module(f"{plots.__name__}.{name}").PLOT
+    module = f"{plots.__name__}.{name}"
+    if module not in _built_in():
+        (module,) = (entry.module for entry in entry_points(group=ENTRY_POINTS, name=name))
+    picture: Plot = import_module(module).PLOT
     return picture
+
+
+def _built_in() -> list[str]:
+    return [f"{plots.__name__}.{file.name}" for file in pkgutil.iter_modules(plots.__path__)]
 
 
 def _help(module: str) -> str | None:
