@@ -42,7 +42,7 @@ class _OfAll:
         least=1,
     )
     as_json: bool = setting(False, "Print the figures as JSON instead of the table.", flags=("--json",))
-    estimate: bool = setting(False, "Only print the expected memory, before any weights are read.")
+    estimate: bool = setting(False, "Only print the expected memory and time, before any weights are read.")
 
 
 @click.command()
@@ -70,7 +70,7 @@ def run(settings: RunSettings, options: _OfAll) -> None:
     """
     settings = replace(settings, command=("benchctl", *click.get_current_context().obj))
     if options.estimate:
-        _print_estimate(settings, options.as_json)
+        _print_estimate(settings, options)
         return
     if options.sessions > 1:
         failed, missing, paths = False, False, run_sessions(settings, options.sessions)
@@ -83,24 +83,33 @@ def run(settings: RunSettings, options: _OfAll) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _print_estimate(settings: RunSettings, as_json: bool) -> None:
-    """The memory that `measure` would need. Raises UserError as `check` does."""
+def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
+    """What `measure` would need. Raises UserError as `check` does."""
     from benchctl.analysis.tables import text  # noqa: F401  # what a run imports takes memory too
-    from benchctl.cli.display import describe_target, memory_table
+    from benchctl.cli.display import describe_seconds, describe_target, memory_table
     from benchctl.measuring.check import check
+    from benchctl.measuring.duration import FASTER, SLOWER, duration
     from benchctl.measuring.memory import memory_needs
 
     checked = check(settings, lambda notice: click.echo(notice, err=True))
     needs = memory_needs(checked)
-    if as_json:
+    took = duration(checked)
+    seconds = took.seconds * options.sessions
+    least_s, most_s = seconds / FASTER, seconds * SLOWER
+    if options.as_json:
         memory = {need.device: {"parts": need.parts, "sum": need.bytes, "free": need.free_bytes} for need in needs}
-        click.echo(json.dumps({"memory_bytes": memory}, indent=2))
+        click.echo(json.dumps({"memory_bytes": memory, "seconds": {"least": least_s, "most": most_s}}, indent=2))
         return
     labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
     click.echo(f"{labels} on {describe_target(checked)}: memory by formula, not measured.")
     for need in needs:
         click.echo(memory_table(need.parts, need.free_bytes, need.device if len(needs) > 1 else ""))
-    click.echo("Time is not estimated. The run shows the time left after its first generations.")
+    click.echo(
+        f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations\n"
+        f"time: {describe_seconds(least_s)} to {describe_seconds(most_s)}, without loading\n"
+        f"Assumed: full answers, every method as fast as the baseline, {took.step_s * 1e3:.3g} ms for a token "
+        f"(calibrated now). The range is {FASTER:g} times faster to {SLOWER:g} times slower."
+    )
 
 
 def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:

@@ -24,8 +24,10 @@ from benchctl.decoding.model.kernels import may_copy
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.errors import UserError, is_out_of_memory
+from benchctl.measuring import duration as durations
 from benchctl.measuring import memory
 from benchctl.measuring.check import check
+from benchctl.measuring.duration import calibrate, duration
 from benchctl.measuring.machine import host
 from benchctl.measuring.machine.host import free_memory_bytes
 from benchctl.measuring.memory import Need, memory_needs
@@ -176,10 +178,34 @@ def test_an_estimate_reads_no_weights_and_writes_no_file(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_weights", "here")
-def test_an_estimate_as_json_has_bytes() -> None:
+def test_an_estimate_as_json_has_bytes_and_seconds() -> None:
     estimated = json.loads(invoke_run("--method", "prompt_lookup", "--estimate", "--json").stdout)
     needed = estimated["memory_bytes"]["cpu"]
     assert needed["sum"] == sum(needed["parts"].values()) and needed["free"] > 0
+    assert 8 * estimated["seconds"]["least"] == pytest.approx(estimated["seconds"]["most"])
+
+
+def test_the_time_is_that_of_all_steps_and_prompts(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 generations of 6 tokens, and 2 rounds of warm-up: 1 prompt by 3 labels each."""
+    monkeypatch.setattr(durations, "calibrate", lambda *_: (1.0, 0.01))
+    checked = check(make_settings(run_folder, tmp_path / "out.jsonl"), lambda notice: None)
+    tokens = memory.prompt_tokens(checked)
+    assert len(tokens) == 4  # of three prompts, one of two turns
+    took = duration(checked)
+    assert (took.generations, took.new_tokens) == (24, 144)
+    assert took.seconds == pytest.approx((24 + 6) * (6 + 0.01 * sum(tokens) / 4))
+
+
+def test_the_calibration_scales_with_layers_and_head() -> None:
+    """With a clock that moves on by a second a reading, a pass of the layers takes one second."""
+    ticks = iter(range(99))
+    target = outline(tiny_config("llama", layers=4))
+    attention, mlp = target.blocks[0].attention, target.blocks[0].mlp
+    layer = sum(weight.nbytes for weight in (attention.qkv.weight, attention.out.weight, *mlp.weights))
+    step_s, row_s = calibrate(target, "fast", "cpu", lambda: float(next(ticks)))
+    assert step_s == pytest.approx(1 + target.lm_head.weight.nbytes / (4 * layer)) and row_s == 1 / 64
 
 
 @pytest.mark.parametrize(

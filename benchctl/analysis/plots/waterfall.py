@@ -102,10 +102,7 @@ def _waterfall(account: Prediction, baseline: str) -> Waterfall:
         # The first part, the target's steps, stands for the whole baseline: it changes the time by its share less 1.
         start_s, offset = bars[-1].end_s, 0 if index else 1
         end_s = start_s + (part.share - offset) * unit_s
-        interval = part.interval and Interval(
-            start_s + (part.interval.low - offset) * unit_s, start_s + (part.interval.high - offset) * unit_s
-        )
-        bars.append(Bar(_CAUSES[part.name], start_s, end_s, interval))
+        bars.append(Bar(_CAUSES[part.name], start_s, end_s, None))
     speedup = account.measured  # its interval gives that of the method, as if the baseline's time had no error
     ends = speedup.interval and Interval(unit_s / speedup.interval.high, unit_s / speedup.interval.low)
     bars.append(Bar("method", 0.0, unit_s / speedup.value, ends, True))

@@ -1,0 +1,110 @@
+"""How long a run takes, by a few layers of the target's shapes: calibrated in a second, before any weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from benchctl import bundled
+from benchctl.decoding.kv.cache import Cache, Layout
+from benchctl.decoding.model.kernels import Form, Linear, Norm
+from benchctl.decoding.model.layers import Experts, Layer, run_layers
+from benchctl.decoding.model.target import Target, outline
+from benchctl.decoding.model.tokenizer import load_tokenizer
+from benchctl.measuring.check import CheckedRun
+from benchctl.measuring.clock import Clock
+from benchctl.measuring.memory import prompt_tokens
+from benchctl.measuring.plan import Plan
+
+FASTER, SLOWER = 4.0, 2.0  # the range: answers half as long by methods twice as fast; drafts that are rejected
+_CALIBRATED_BYTES = 1 << 28  # beyond most caches: what fits into them is calibrated as a whole
+_ROWS, _TIMES = 64, 3
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of a run with its warm-up, if every answer has its full length and every method is as fast as the
+    baseline; ``step_s`` is a step of the baseline."""
+
+    generations: int
+    new_tokens: int
+    seconds: float
+    step_s: float
+
+
+def duration(checked: CheckedRun) -> Duration:
+    """The time of a checked run. Loading and verdicts are left out."""
+    settings, repeat = checked.settings, checked.settings.repeat
+    torch.set_num_threads(settings.models.threads)
+    target = outline(load_tokenizer(bundled.resolve(checked.models.target)).config, checked.dtype)
+    labels = tuple(choice.label for choice in checked.choices if not choice.unsupported)
+    prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
+    plan = Plan(prompts, labels, repeat.repeats, settings.batch_size, repeat.modes)
+    jobs = sum(map(len, plan.by_batch())) + repeat.warm_up * len(plan.warm_up(1))
+    generations = len(plan) + repeat.warm_up * sum(map(len, plan.warm_up(1)))
+    turns = prompt_tokens(checked)
+    new_tokens = min(settings.answers.max_new_tokens, target.context_tokens - min(turns))
+    form: Form = "float16" if settings.models.weights == "float16" else target.form
+    step_s, row_s = calibrate(target, form, checked.device, Clock(checked.device))
+    seconds = jobs * new_tokens * step_s + generations * sum(turns) / len(turns) * row_s
+    return Duration(len(plan), len(plan) * new_tokens, seconds, step_s)
+
+
+@torch.inference_mode()
+def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float]) -> tuple[float, float]:
+    """Seconds of a step of one row of an outlined ``target``, and those of each row of a prompt, LM head included.
+
+    As many of its layers are made as fill 256 MiB, at least one. The head takes as long as layers of its size.
+    """
+    weights = target.parameters * (2 if form == "float16" else target.dtype.itemsize)
+    in_layers = sum(map(_read_bytes, target.blocks))
+    count = min(target.layers, max(1, -(-_CALIBRATED_BYTES * target.layers // weights)))
+    layers = [_made(block, device, form) for block in target.blocks[:count]]
+    attention = layers[0].attention
+    like = torch.ones(1, dtype=target.dtype, device=device)
+    rotary = torch.ones(_ROWS, attention.head_dim // 2, dtype=torch.complex64, device=device)
+
+    def pass_s(rows: int) -> float:
+        residual = torch.ones(rows, target.info.hidden_size, dtype=target.dtype, device=device)
+        seconds = []
+        for _ in range(_TIMES + 1):  # the first one touches the memory
+            cache = Cache(count, attention.kv_heads, attention.head_dim, _ROWS, like)
+            started_s = clock()
+            run_layers(layers, 0, residual, cache, Layout(0, range(rows), None, rotary))
+            seconds.append(clock() - started_s)
+        return min(seconds[1:]) * target.layers / count
+
+    return pass_s(1) * (1 + target.lm_head.weight.nbytes / in_layers), pass_s(_ROWS) / _ROWS
+
+
+def _read_bytes(block: Layer) -> int:
+    """Of weights that a row reads in a layer."""
+    mlp = block.mlp
+    size = block.attention.qkv.weight.nbytes + block.attention.out.weight.nbytes
+    if isinstance(mlp, Experts):
+        return size + (mlp.gate_up.nbytes + mlp.down.nbytes) * mlp.top_k // len(mlp.gate_up)
+    return size + mlp.gate_up.weight.nbytes + mlp.down.weight.nbytes
+
+
+def _made(block: Layer, device: str, form: Form) -> Layer:
+    """A layer with numbers, of the shapes of an outlined one; norms of heads and cross attention are left out."""
+
+    def numbers(outlined: Tensor) -> Tensor:
+        return torch.full(outlined.shape, 1 / outlined.shape[-1], dtype=outlined.dtype, device=device)
+
+    def linear(outlined: Linear) -> Linear:
+        return Linear(numbers(outlined.weight), None, form)
+
+    def norm(outlined: Norm) -> Norm:
+        return Norm(numbers(outlined.gain), 1e-6)
+
+    attention, mlp = block.attention, block.mlp
+    attention = replace(attention, qkv=linear(attention.qkv), out=linear(attention.out), query_norm=None, key_norm=None)
+    if isinstance(mlp, Experts):
+        made = replace(mlp, router=numbers(mlp.router), gate_up=numbers(mlp.gate_up), down=numbers(mlp.down))
+        return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), made)
+    mlp = replace(mlp, gate_up=linear(mlp.gate_up), down=linear(mlp.down))
+    return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), mlp)
