@@ -15,7 +15,7 @@ from benchctl.conformance.random_models import RandomModels
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Context, Method, UsesDraftModel
+from benchctl.decoding.method import CarriesOver, Context, Method, UsesDraftModel
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import MadeFor, Trainable, save_modules
 from benchctl.decoding.sampling import Sampling
@@ -82,6 +82,8 @@ class Watched(Method):
         return self._method.serve(target, timer)
 
     def start(self, context: Context) -> int:
+        if isinstance(self._method, CarriesOver):
+            self._method.store = self._method.new_store()
         first = self._method.start(context)
         self._look(context.stream, context.tokens)
         return first

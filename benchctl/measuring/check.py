@@ -13,6 +13,7 @@ import torch
 
 from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
+from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.method import Method, UsesDraftModel, why_unsupported
 from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
@@ -62,8 +63,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
         )
     tokenizer = check_tokenizers(models, choices, settings.batch_size)
     check_weights(settings.models.weights, tokenizer.config, dtype, device)
-    info = TargetInfo.of(tokenizer.config)
-    choices = tuple(choice.fit(info) for choice in choices)
+    choices = tuple(choice.fit(tokenizer) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)
     suites = load_suites(settings.prompts, notify)  # may be downloaded, so last
     out = settings.out or settings.folder / f"{name_run(suites, choices, settings.labels)}.jsonl"
@@ -164,16 +164,20 @@ class Choice:
         method = self.method
         return method.modules or self.embedded if isinstance(method, Trainable) and method.needs_modules else None
 
-    def fit(self, target: TargetInfo) -> Choice:
-        """The choice for this target, unsupported if the method cannot run on it.
+    def fit(self, tokenizer: TargetTokenizer) -> Choice:
+        """The choice for the target with this tokenizer, unsupported if the method cannot run on it.
 
-        Raises UserError if that method was asked for by name, and for named modules of a target of other sizes.
+        Raises UserError if that method was asked for by name, for named modules of a target of other sizes, and for a
+        file of texts that cannot be drafted from.
         """
+        target = TargetInfo.of(tokenizer.config)
         reason = self.unsupported or why_unsupported(self.method, target) or ""
         if reason and self.named:
             raise UserError("cannot_run_here", f"{self.label} cannot run on this target: {reason}.")
         if isinstance(self.method, Trainable) and not reason:
             check_sizes(self.method, target)
+        if isinstance(self.method, UsesTexts) and self.method.texts:
+            self.method.read_texts(tokenizer)
         return replace(self, unsupported=reason)
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:

@@ -13,7 +13,7 @@ import torch
 
 from benchctl import bundled
 from benchctl.decoding.model.layers import Experts
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.decoding.sampling import Sampling
@@ -213,8 +213,7 @@ def prepare_own_model(
         raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)
     tokenizer = check_tokenizers(names, choices)
-    info = TargetInfo.of(tokenizer.config)
-    choices = [choice.fit(info) for choice in choices]
+    choices = [choice.fit(tokenizer) for choice in choices]
     suites = [fit_suite(suite, tokenizer, "skip", notify) for suite in load_suites(asked, notify)]  # may be downloaded
     torch.set_num_threads(models.threads)
     store = model_store("float64", device)
