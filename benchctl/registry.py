@@ -41,7 +41,7 @@ SHIPPED = frozenset(
     (
         *("autoregressive", "deed", "early_exit", "expert_offload", "lookahead", "m2r2", "m2r2_dynamic"),
         *("m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "skip_decode", "suffix"),
-        "two_model",
+        *("token_recycling", "two_model"),
     )
 )
 # What methods of version 0.1 had, and what to write instead.

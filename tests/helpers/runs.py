@@ -42,6 +42,8 @@ EXACT: tuple[str, ...] = (
     "suffix",
     "suffix[tree=true,factor=3.0,min_prob=0.0,draft_tokens=12]",
     "suffix[rank=longest,draft_tokens=4,memory=run]",
+    "token_recycling",
+    "token_recycling[nodes=80,memory=run]",
     "early_exit[mode=draft,exits=1,threshold=0]",
     "early_exit[mode=draft,exits=3,threshold=0,draft_tokens=6]",
     "early_exit[mode=draft,confidence=softmax_max,threshold=0.5]",

@@ -61,6 +61,8 @@ SAMPLED = (
     "suffix[factor=2]",
     "suffix[tree=true,factor=3,min_prob=0]",
     "suffix[rank=longest,draft_tokens=2]",
+    "token_recycling[nodes=3]",
+    "token_recycling",
     "early_exit[mode=draft,threshold=0,exits=1,draft_tokens=2]",
     "early_exit[mode=draft,threshold=0.3,draft_tokens=3]",
     "early_exit[mode=draft,confidence=classifier,threshold=0.5,exits=1]",
