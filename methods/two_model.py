@@ -17,6 +17,7 @@ from benchctl.decoding.method import Chain, Context, PlainDrafter, Speculative, 
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
+from benchctl.decoding.verify import common_start
 
 
 @dataclass
@@ -37,6 +38,7 @@ class TwoModel(Speculative, UsesDraftModel, UsesDraftVocabulary):
     _model: Target = field(init=False, repr=False, compare=False)
     _lm_head: Linear = field(init=False, repr=False, compare=False)
     _stream: Stream = field(init=False, repr=False, compare=False)
+    _read_tokens: int = field(init=False, repr=False, compare=False)  # of the text, when it drafted last
 
     def __post_init__(self) -> None:
         check_options(self, 1, "draft_tokens")
@@ -54,13 +56,17 @@ class TwoModel(Speculative, UsesDraftModel, UsesDraftVocabulary):
         self._stream = Stream(self._model, context.prompt_tokens + context.limit_tokens)
         if len(context.tokens) <= self._model.context_tokens:
             self._feed(context.tokens)
+        self._read_tokens = self._stream.length
         return first
 
     def draft(self, context: Context, budget: int) -> Draft:
         # A text longer than the draft model's context goes on without drafts.
         room = self._stream.target.context_tokens - len(context.tokens) + 1
-        # What the draft model has read beyond the committed text was rejected; after full acceptance it lacks a row.
-        self._stream.truncate(min(self._stream.length, len(context.tokens) - 1))
+        # What the draft model read last was its own draft, of which it keeps what was committed. In a combination steps
+        # may have passed since then.
+        agreed = common_start(self._stream.text[self._read_tokens :], context.tokens[self._read_tokens : -1])
+        self._stream.truncate(min(self._stream.length, self._read_tokens + agreed))
+        self._read_tokens = len(context.tokens)
         unread = context.tokens[self._stream.length :]
         chain = Chain(context, self.vocabulary)
         for _ in range(min(self.draft_tokens, budget, room)):

@@ -14,7 +14,7 @@ import torch
 from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.drafting.texts import UsesTexts
-from benchctl.decoding.method import Method, UsesDraftModel, why_unsupported
+from benchctl.decoding.method import Method, UsesDraftModel, labelled_parts, why_unsupported
 from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
@@ -138,6 +138,7 @@ class Choice:
     embedded     folder of the package's own modules for method and target, if no modules were named
     named        asked for by name, so that anything it lacks ends the run
     prepare_s    seconds that its preparation took; None before it
+    parts        of a method that is made of others
     """
 
     label: str
@@ -146,11 +147,17 @@ class Choice:
     embedded: str = ""
     named: bool = True
     prepare_s: float | None = None
+    parts: tuple[Choice, ...] = ()
+
+    @property
+    def whole(self) -> tuple[Choice, ...]:
+        """The choice itself and its parts."""
+        return (self, *self.parts)
 
     def draft_model(self, default: str) -> str:
         """The draft model it loads: its own option before the run's; empty for a method that needs none."""
         if not isinstance(self.method, UsesDraftModel):
-            return ""
+            return next(filter(None, (part.draft_model(default) for part in self.parts)), "")
         return str(getattr(self.method, "draft_model", "") or default)
 
     @property
@@ -178,7 +185,7 @@ class Choice:
             check_sizes(self.method, target)
         if isinstance(self.method, UsesTexts) and self.method.texts:
             self.method.read_texts(tokenizer)
-        return replace(self, unsupported=reason)
+        return replace(self, unsupported=reason, parts=tuple(part.fit(tokenizer) for part in self.parts))
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:
         """The choice with its method prepared, unsupported if the embedded modules are for other options.
@@ -187,11 +194,12 @@ class Choice:
         """
         if self.unsupported:
             return self
-        if self.embedded and isinstance(self.method, Trainable):
-            self.method.modules = self.embedded
         try:
-            if isinstance(self.method, UsesDraftModel):
-                self.method.use_draft_model(models(self.draft_model(draft_model)))
+            for part in self.whole:
+                if part.embedded and isinstance(part.method, Trainable):
+                    part.method.modules = part.embedded
+                if isinstance(part.method, UsesDraftModel):
+                    part.method.use_draft_model(models(part.draft_model(draft_model)))
             self.method.prepare(target)
         except UserError as problem:
             if self.named or not self.embedded:
@@ -235,7 +243,8 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
     named = {_choose(text).label for text in texts if text.strip() != "all"}
     choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
     unique = {choice.label: _with_embedded(choice, models.target) for choice in choices}.values()
-    drafts = dict.fromkeys(filter(None, (choice.draft_model(models.draft) for choice in unique)))
+    drafts = dict.fromkeys(part.draft_model(models.draft) for choice in unique for part in choice.whole)
+    drafts.pop("", None)
     if len(drafts) > 1:  # the header names one draft model, so resume and compare could not see a second one
         raise UserError(
             "several_draft_models",
@@ -272,10 +281,12 @@ def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int 
 
 def _choose(text: str) -> Choice:
     method = registry.build(text)
-    return Choice(registry.canonical_label(method, registry.parse_label(text)), method)
+    parts = tuple(Choice(label, part) for label, part in labelled_parts(method).items())
+    return Choice(registry.canonical_label(method, registry.parse_label(text)), method, parts=parts)
 
 
 def _with_embedded(choice: Choice, target: str) -> Choice:
+    choice = replace(choice, parts=tuple(_with_embedded(part, target) for part in choice.parts))
     if choice.modules != "":
         return choice
     assert isinstance(choice.method, Trainable)
@@ -293,8 +304,10 @@ def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -
     elif choice.modules and isinstance(choice.method, Trainable):
         trained_options(choice.method, choice.name, choice.modules)
         read_draft_vocabulary(choice.modules)  # a damaged one is refused before weights are read
+    parts = tuple(_check_needs(part, draft, named) for part in choice.parts)
+    missing = missing or next((part.unsupported for part in parts if part.unsupported), "")
     if batch_size > 1 and (reason := why_not_batched(choice.method)):
         missing = f"it decodes no batches, since {reason}; measure it without --batch-size"
     if missing and named:
         raise UserError("cannot_run_here", f"{choice.label} cannot run: {missing}.")
-    return replace(choice, unsupported=missing, named=named)
+    return replace(choice, unsupported=missing, named=named, parts=parts)

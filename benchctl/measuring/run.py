@@ -304,6 +304,7 @@ def suite_info(suite: Suite) -> SuiteInfo:
 
 
 def method_info(choice: Choice) -> MethodInfo:
+    modules = [part.modules for part in choice.whole]
     return MethodInfo(
         label=choice.label,
         name=choice.name,
@@ -311,7 +312,7 @@ def method_info(choice: Choice) -> MethodInfo:
         exactness=choice.method.exactness,
         reason=choice.method.reason,
         unsupported=choice.unsupported,
-        modules_sha256=modules_sha256(choice.modules) if choice.modules and not choice.unsupported else "",
+        modules_sha256="" if choice.unsupported else "+".join(map(modules_sha256, filter(None, modules))),
         source_sha256="" if choice.name in SHIPPED else source_sha256(choice.name),
         doctor=doctor_result(choice.name),
     )

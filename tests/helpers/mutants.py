@@ -35,6 +35,11 @@ class StaleStream:
         states: Tensor = self._stream.states
         return states
 
+    @property
+    def text(self) -> list[int]:
+        text: list[int] = self._stream.text[self._stale :]
+        return text
+
     def truncate(self, length: int) -> None:
         self._stale += self.length - length
 

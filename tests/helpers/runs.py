@@ -15,7 +15,7 @@ from tiny import tiny_model
 from untrained import untrained_folder
 
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Method, UsesDraftModel
+from benchctl.decoding.method import Method, UsesDraftModel, labelled_parts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 from benchctl.decoding.modules.trainable import Trainable
@@ -44,6 +44,9 @@ EXACT: tuple[str, ...] = (
     "suffix[rank=longest,draft_tokens=4,memory=run]",
     "token_recycling",
     "token_recycling[nodes=80,memory=run]",
+    "combine[first=suffix[min_match=2],then=two_model[confidence=0.3]]",
+    "combine[first=two_model[draft_tokens=2],then=token_recycling,when=union]",
+    "combine[first=prompt_lookup[draft_tokens=2],then=medusa,when=longer]",
     "early_exit[mode=draft,exits=1,threshold=0]",
     "early_exit[mode=draft,exits=3,threshold=0,draft_tokens=6]",
     "early_exit[mode=draft,confidence=softmax_max,threshold=0.5]",
@@ -173,11 +176,12 @@ def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
 def prepared(label: str, target: Target, draft: Target | None = None) -> Method:
     """A fresh method, ready for the target: with a draft model if there is one, with untrained modules if need be."""
     method = build(label)
-    if isinstance(method, Trainable) and method.needs_modules:
-        method.modules = str(untrained_folder(label, method, target))
-    if isinstance(method, UsesDraftModel):
-        assert draft is not None, "this method needs a draft model"
-        method.use_draft_model(draft)
+    for part_label, part in {label: method, **labelled_parts(method)}.items():
+        if isinstance(part, Trainable) and part.needs_modules:
+            part.modules = str(untrained_folder(part_label, part, target))
+        if isinstance(part, UsesDraftModel):
+            assert draft is not None, "this method needs a draft model"
+            part.use_draft_model(draft)
     method.prepare(target)
     return method
 
