@@ -87,7 +87,7 @@ class Combine(Speculative, CarriesOver, Combines):
         return "run" if any(part.memory == "run" for part in self._carrying) else "prompt"
 
     @property
-    def store(self) -> list[Any]:  # type: ignore[override]
+    def store(self) -> list[Any]:
         """The stores of the parts that carry state over."""
         return [part.store for part in self._carrying]
 

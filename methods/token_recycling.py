@@ -47,7 +47,7 @@ class TokenRecycling(Speculative, CarriesOver):
         return {}
 
     def draft(self, context: Context, budget: int) -> Draft:
-        tokens, parents, rows = list[int](), list[int](), {(): ROOT}
+        tokens, parents, rows = list[int](), list[int](), dict[tuple[int, ...], int]({(): ROOT})
         for path in sorted(PATHS[: self.nodes], key=lambda path: (len(path), path)):
             if len(path) > budget or path[:-1] not in rows:
                 continue

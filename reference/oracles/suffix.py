@@ -122,19 +122,19 @@ def ours(case: Case) -> tuple[Answer, bool]:
         store.append(text)
         if number < len(case.texts) - 1:
             store.close()
-    best = method._best(store, case.text, 1000)
+    best, draft = method._best(store, case.text, 1000)
     tied, scores = False, list[float]()
     for size, match in enumerate(store.matches(case.text), 1):
         tokens = max(min(method.draft_tokens, int(size * method.factor + method.offset + 1e-6)), 0)
         depth = min(tokens, method.depth - size)
-        grown = (method._tree if method.tree else method._chain)(store, match, tokens, depth)
-        scores.append(grown.score)
+        score, _ = (method._tree if method.tree else method._chain)(store, match, tokens, depth)
+        scores.append(score)
         if not method.tree:  # which of two equal counts is followed changes the score
             tied |= _chain_ties(store, match, depth)
-        elif grown.score == best.score:
+        elif score == best:
             tied |= _tree_ties(store, match, tokens, depth, method)
-    tied |= sum(abs(score - best.score) < _ROUNDING for score in scores) > 1
-    return Answer(best.score, paths_of(best.tokens, best.parents)), tied
+    tied |= sum(abs(score - best) < _ROUNDING for score in scores) > 1
+    return Answer(best, paths_of(draft.tokens, draft.parents)), tied
 
 
 def _chain_ties(store: Occurrences, match: Node, depth: int) -> bool:
@@ -152,7 +152,7 @@ def _chain_ties(store: Occurrences, match: Node, depth: int) -> bool:
 def _tree_ties(store: Occurrences, match: Node, tokens: int, depth: int, method: Suffix) -> bool:
     """Whether the last row that is drafted is as frequent as the first that is not."""
     more = [method._tree(store, match, size, depth) for size in (tokens, tokens + 1, tokens - 1)]
-    totals = [round(grown.score * match.count) for grown in more]
+    totals = [round(score * match.count) for score, _ in more]
     return tokens > 0 and totals[1] - totals[0] == totals[0] - totals[2]
 
 
@@ -218,12 +218,13 @@ def compare_copies(file: Path) -> Counter[str]:
         store = Occurrences(len(case.text) + 1)
         store.append(case.text)
         method = Suffix(draft_tokens=draft_tokens, depth=len(case.text) + 1, rank="longest")
-        our = method._best(store, case.text, draft_tokens)
+        score, draft = method._best(store, case.text, draft_tokens)
+        our = list(draft.tokens)
         # Their text lacks its last token, so a copy that ends with it is one token shorter.
-        equal = list(our.tokens) in (their, [*their, case.text[-1]])
-        assert equal and our.score == length, (seed, our, their)
+        equal = our in (their, [*their, case.text[-1]])
+        assert equal and score == length, (seed, our, their)
         counts["copies"] += 1
-        counts["copies_equal"] += list(our.tokens) == their
+        counts["copies_equal"] += our == their
         counts["copies_not_empty"] += bool(their)
     return counts
 

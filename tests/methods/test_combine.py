@@ -33,9 +33,9 @@ LOOKUP = "prompt_lookup[draft_tokens=3,max_ngram=2,min_ngram=2]"
 MODEL = "two_model[draft_tokens=4,confidence=0.4]"
 
 
-def combined(when: str, first: Drafter, then: Drafter, text: list[int], budget: int) -> list[list[int]]:
+def combined(when: str, drafters: tuple[Drafter, ...], text: list[int], budget: int) -> list[list[int]]:
     """The branches that are verified."""
-    drafts = [first(text, budget), then(text, budget)]
+    drafts = [drafter(text, budget) for drafter in drafters]
     if when == "union":
         return drafts
     if when == "first":
@@ -57,7 +57,7 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
         assert list(got.token_ids) == text
 
         def branches(text: list[int], budget: int) -> list[list[int]]:
-            return combined(when, *drafters, text, budget)
+            return combined(when, drafters, text, budget)
 
         assert rounds_of(got) == replay_tree(prompt, text, len(text), branches)
 
@@ -88,11 +88,10 @@ def test_the_prompt_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pushed.count(20) == 1
 
 
-class KeepsProbs(Combine):
-    """Takes the deeper draft with the probabilities that its tokens were drawn with."""
-
-    def draft(self, context: Context, budget: int) -> Draft:
-        return max((part.draft(context, budget) for part in self.parts), key=lambda draft: draft.depth)
+def deeper_with_probs(method: Combine, context: Context, budget: int) -> Draft:
+    """The deeper draft with the probabilities that its tokens were drawn with: a mistake."""
+    drafts: list[Draft] = [part.draft(context, budget) for part in method.parts]
+    return max(drafts, key=lambda draft: draft.depth)
 
 
 def test_tokens_of_a_draft_that_is_chosen_for_its_depth_do_not_have_their_probabilities(
@@ -102,7 +101,7 @@ def test_tokens_of_a_draft_that_is_chosen_for_its_depth_do_not_have_their_probab
     parts = "first=two_model[confidence=0.4,draft_tokens=2],then=prompt_lookup[draft_tokens=2],when=longer"
     label, models = f"combine[{parts}]", random_models("llama")
     assert checks.sampled(MethodUnderTest(label, tmp_path), models) is None
-    monkeypatch.setattr("benchctl.methods.combine.Combine.draft", KeepsProbs.draft)
+    monkeypatch.setattr(Combine, "draft", deeper_with_probs)
     assert isinstance(checks.sampled(MethodUnderTest(label, tmp_path), models), Deviation)
 
 
@@ -165,18 +164,13 @@ def test_parts_that_cannot_be_combined_are_refused(label: str, problem: str) -> 
     assert raised.value.id == problem
 
 
-class Pushes(PromptLookup):
-    """Pushes a row of its own."""
+def test_a_part_that_pushes_rows_is_refused_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pushes(method: PromptLookup, context: Context, budget: int) -> Draft:
+        context.stream.push(context.tokens[:1])
+        return Draft.chain(context.tokens[:1])
 
-    def draft(self, context: Context, budget: int) -> Draft:
-        draft: Draft = super().draft(context, budget)
-        context.stream.push(draft.tokens[:1])
-        return draft
-
-
-def test_a_part_that_pushes_rows_is_refused_when_it_does() -> None:
-    method = Combine("one", "other")
-    method.use_parts([Pushes(), PromptLookup()])
+    monkeypatch.setattr(PromptLookup, "draft", pushes)
+    method = prepared("combine[first=prompt_lookup,then=suffix]", pair("llama").target)
     with pytest.raises(UserError) as raised:
         decode(method, pair("llama").target, DecodeRequest(prompt_of(13), NEW_TOKENS))
     assert raised.value.id == "cannot_combine"

@@ -13,12 +13,13 @@ from random import Random
 import pytest
 from fixtures_run import make_settings
 from oracles import replay_tree
-from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, answer, pair, prompt_of, rounds_of, run
+from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.occurrences import END, Occurrences
 from benchctl.decoding.drafting.texts import write_texts
 from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.errors import UserError
@@ -89,7 +90,7 @@ class Naive:
         likely = [run[len(match) :] for run in sorted(continued, key=counts.likelier)]
         if self.tree:
             return likely[:tokens]
-        chain = [()]
+        chain: list[Run] = [()]
         while len(chain) <= tokens and (more := [path for path in likely if path[:-1] == chain[-1]]):
             chain.append(more[0])
         return chain[1:]
@@ -142,8 +143,8 @@ def test_drafts_are_those_of_a_count_over_all_substrings(naive: Naive, seed: int
 
 
 def _draft(method: Suffix, stores: Sequence[Occurrences], text: list[int], budget: int) -> tuple[Fraction, list[Run]]:
-    found = max((method._best(store, text, budget) for store in stores), key=lambda scored: scored.score)
-    return Fraction(found.score).limit_denominator(10_000), paths_of(Draft(tuple(found.tokens), tuple(found.parents)))
+    score, draft = max((method._best(store, text, budget) for store in stores), key=lambda scored: scored[0])
+    return Fraction(score).limit_denominator(10_000), paths_of(draft)
 
 
 @pytest.mark.parametrize(("family", "seed"), MODELS)
@@ -161,7 +162,7 @@ def drafted(method: Suffix, text: list[int], budget: int = 99) -> list[int]:
     """A chain from the text alone, without a target."""
     own = Occurrences(method.depth)
     own.append(text)
-    return list(method._best(own, text, budget).tokens)
+    return list(method._best(own, text, budget)[1].tokens)
 
 
 def test_a_run_seen_once_before_is_half_as_likely_as_its_text() -> None:
@@ -195,7 +196,7 @@ def test_options_that_make_no_sense_are_refused(options: str) -> None:
     assert raised.value.id == "bad_option_value"
 
 
-def _accepted(method: Suffix, prompt: list[int], store: object) -> list[int]:
+def _accepted(method: Method, prompt: list[int], store: object) -> list[int]:
     models = pair("llama")
     got = decode(method, models.target, DecodeRequest(prompt, NEW_TOKENS, store=store))
     assert list(got.token_ids) == answer("llama", 0, len(prompt))
@@ -203,23 +204,23 @@ def _accepted(method: Suffix, prompt: list[int], store: object) -> list[int]:
 
 
 def test_earlier_answers_are_drafted_from_and_copies_of_the_store_give_the_same_steps() -> None:
-    method = Suffix(memory="run")
-    store = method.new_store()
+    method = prepared("suffix[memory=run]", pair("llama").target)
+    store = Occurrences(24)
     cold = _accepted(method, prompt_of(13), store)
     first, second = copy.deepcopy(store), copy.deepcopy(store)
     warm = _accepted(method, prompt_of(13), first)
     assert _accepted(method, prompt_of(13), second) == warm
     assert len(warm) < len(cold)
-    assert _accepted(Suffix(), prompt_of(13), None) == cold
+    assert _accepted(prepared("suffix", pair("llama").target), prompt_of(13), None) == cold
 
 
 def test_the_store_holds_whole_answers_and_no_prompts() -> None:
-    method = Suffix(memory="run")
-    store = method.new_store()
+    method = prepared("suffix[memory=run]", pair("llama").target)
+    store = Occurrences(24)
     for prompt_tokens in (13, 5, 1):
         _accepted(method, prompt_of(prompt_tokens), store)
-    assert store.answers.tokens == [*answer("llama", 0, 13), END, *answer("llama", 0, 5), END]
-    assert store.current == answer("llama", 0, 1)
+    answers = [answer("llama", 0, prompt_tokens) for prompt_tokens in (13, 5, 1)]
+    assert store.tokens == [END, *answers[0], END, *answers[1], END, *answers[2]]
 
 
 @pytest.fixture
@@ -239,9 +240,8 @@ def test_a_file_of_texts_is_drafted_from(texts: Path, run_folder: Path) -> None:
     target = Target.load(str(run_folder / "target"), dtype="float64")
     method = Suffix(texts=str(texts))
     method.prepare(target)
-    assert method._fixed is not None
     assert method._fixed.tokens == [5, 6, 7, END, 6, 7, 6, END]
-    assert list(method._best(method._fixed, [9, 6, 7], 9).tokens) == [6]
+    assert list(method._best(method._fixed, [9, 6, 7], 9)[1].tokens) == [6]
     got, plain = (
         decode(each, target, DecodeRequest([5, 6, 7, 6, 7], 12)) for each in (method, build("autoregressive"))
     )

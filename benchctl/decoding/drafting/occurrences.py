@@ -68,6 +68,11 @@ class Occurrences:
         token = self.tokens[node.end + 1] if node.end + 1 < len(self.tokens) else END
         return {} if token == END else {token: Node(1, node.end + 1)}
 
+    def following(self, node: Node, most: int) -> list[int]:
+        """At most so many tokens that follow the first occurrence of a run in its text."""
+        tokens = self.tokens[node.end + 1 : node.end + 1 + most]
+        return tokens[: tokens.index(END)] if END in tokens else tokens
+
     def matches(self, text: Sequence[int]) -> list[Node]:
         """The last 1, 2, ... tokens of ``text``, as long as they occur and go on, but fewer than ``depth``."""
         found: list[Node] = []
