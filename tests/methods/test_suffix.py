@@ -211,7 +211,6 @@ def test_earlier_answers_are_drafted_from_and_copies_of_the_store_give_the_same_
     warm = _accepted(method, prompt_of(13), first)
     assert _accepted(method, prompt_of(13), second) == warm
     assert len(warm) < len(cold)
-    assert _accepted(prepared("suffix", pair("llama").target), prompt_of(13), None) == cold
 
 
 def test_the_store_holds_whole_answers_and_no_prompts() -> None:
