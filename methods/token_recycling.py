@@ -33,7 +33,7 @@ class TokenRecycling(Speculative, CarriesOver):
     memory  run: keep what was learnt from the prompts before, as the authors' code does
     """
 
-    nodes: int = 12
+    nodes: int = 8
     memory: Literal["prompt", "run"] = "prompt"
     drafts_from_text = False  # but from the rows of all earlier steps
     supports_encoder_decoder = True

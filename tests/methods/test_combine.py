@@ -12,7 +12,9 @@ from fixtures_run import invoke_run, make_settings
 from oracles import Drafter, lookup_drafter, model_drafter, replay_tree
 from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
 
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.names import label_lines
+from benchctl.analysis.warnings import warnings
 from benchctl.conformance import checks
 from benchctl.conformance.findings import Deviation
 from benchctl.conformance.method_under_test import MethodUnderTest
@@ -26,7 +28,8 @@ from benchctl.errors import UserError
 from benchctl.measuring.check import Models, check, choose_method, choose_methods
 from benchctl.methods.combine import Combine, union
 from benchctl.methods.prompt_lookup import PromptLookup
-from benchctl.records.writer import read
+from benchctl.records.schema import Row
+from benchctl.records.writer import RunFile, read
 from benchctl.registry import build, canonical_label, expand_sweep, parse_label
 
 LOOKUP = "prompt_lookup[draft_tokens=3,max_ngram=2,min_ngram=2]"
@@ -202,12 +205,21 @@ def test_a_file_of_texts_of_a_part_is_checked_before_weights_are_read(run_folder
 
 
 @pytest.mark.usefixtures("here")
-def test_a_run_measures_it_with_the_draft_model_of_the_run() -> None:
-    label = "combine[first=suffix[memory=run],when=union]"
+@pytest.mark.parametrize(
+    "label", ["suffix[memory=run]", "token_recycling[memory=run]", "combine[first=suffix[memory=run],when=union]"]
+)
+def test_a_second_repeat_takes_the_steps_of_the_first(label: str) -> None:
+    """Although the method remembers the prompts before."""
     result = invoke_run("--method", label, "--max-new-tokens", "9", "--repeats", "2")
     assert result.exit_code == 0, result.stderr
     file = read("out.jsonl")
     rows = [row for row in file.rows if row.label == label and row.repeat >= 0]
-    steps = {(row.prompt_id, row.turn, row.repeat): row.accepted for row in rows}
+    steps = {(row.prompt_id, row.turn, row.repeat): (row.rows, row.accepted) for row in rows}
     assert steps and all(steps[prompt, turn, 0] == steps[prompt, turn, 1] for prompt, turn, _ in steps)
-    assert file.run.draft is not None
+    (group,) = compare([file])
+    assert "carries_over" in {warning.id for warning in warnings(group)}
+    assert all(row.token_ids == baseline.token_ids for row, baseline in zip(rows, baselines(file), strict=True))
+
+
+def baselines(file: RunFile) -> list[Row]:
+    return [row for row in file.rows if row.label == "autoregressive" and row.repeat >= 0]
