@@ -9,6 +9,7 @@ from functools import cache
 from itertools import count
 from typing import Any
 
+import pytest
 import torch
 from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
 from tiny import tiny_model
@@ -28,6 +29,7 @@ NEW_TOKENS = 40
 LAYERS = 4
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))  # families and seeds that oracles are asked about
+FIRST_FAST = (MODELS[0], *(pytest.param(*model, marks=pytest.mark.slow) for model in MODELS[1:]))
 
 # Labels whose answer must be the target's own, and labels whose answer need not be. A method that no label here names
 # joins the list of what it claims with its defaults: see below.

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from fixtures_run import make_settings
 from oracles import replay_tree
-from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
+from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.occurrences import END, Occurrences
@@ -147,7 +147,7 @@ def _draft(method: Suffix, stores: Sequence[Occurrences], text: list[int], budge
     return Fraction(score).limit_denominator(10_000), paths_of(draft)
 
 
-@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
 @pytest.mark.parametrize("naive", SETTINGS)
 def test_steps_equal_replay(naive: Naive, family: str, seed: int) -> None:
     models = pair(family, seed)

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 from oracles import Naive, Rounds
-from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, VOCABULARY, answer, pair, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, VOCABULARY, answer, pair, prompt_of, rounds_of
 
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.errors import UserError
@@ -51,7 +51,7 @@ def generate(method: TokenRecycling, family: str, seed: int, tokens: int, store:
 
 
 @pytest.mark.parametrize("nodes", [1, 8, pytest.param(30, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("family", "seed"), MODELS)
+@pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
 def test_steps_equal_replay_cold_and_carried_over(family: str, seed: int, nodes: int) -> None:
     method, ours, matrix = TokenRecycling(nodes=nodes, memory="run"), Matrix(), Matrix()
     for tokens in (13, 1, CONTEXT_TOKENS - 7, 13):
