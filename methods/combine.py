@@ -56,7 +56,6 @@ class Combine(Speculative, CarriesOver, Combines):
     def use_parts(self, parts: Sequence[Method]) -> None:
         if self.first == self.then:
             raise ValueError(f"first and then are both {self.first}; give two methods")
-        drafters: list[Speculative] = []
         for label, part in zip((self.first, self.then), parts, strict=True):
             if not isinstance(part, Speculative):
                 raise ValueError(f"{label} does not draft and verify; give a method that does, such as suffix")
@@ -64,8 +63,7 @@ class Combine(Speculative, CarriesOver, Combines):
                 raise ValueError(f"{label} is lossy: it would verify drafts by a rule of its own; give an exact method")
             if isinstance(part, AdaptiveDepth) or not part.can_combine:
                 raise ValueError(f"{label} runs rows of its own in the target; give a drafter that does not")
-            drafters.append(part)
-        self.parts = tuple(drafters)
+            self.parts += (part,)
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]

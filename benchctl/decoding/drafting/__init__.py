@@ -1,1 +1,1 @@
-"""What several drafters build on."""
+"""How drafts are made: trees, their growth, and where they end."""
