@@ -18,6 +18,8 @@ from torch import Tensor
 
 from benchctl.conformance.distributions import Chance, distribution, total_variation
 from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.drafting.grow import Frontier, Picks, grow_best_first, grow_shape
+from benchctl.decoding.drafting.trees import wide_tree
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import Rows, Verdict, verify_block, verify_rejection
 
@@ -152,6 +154,58 @@ def test_drafts_chosen_by_looking_at_the_text_are_still_point_masses() -> None:
         return commit(Draft.chain([[2, 1], [0, 0]][chance.choose((0.3, 0.7))]), target)
 
     assert total_variation(continued(distribution(step), target), joint(target)) < 1e-13
+
+
+class Expanding:
+    """What a grower asks for: the drafter's probabilities behind each node."""
+
+    def __init__(self, draft_probs: Model) -> None:
+        self._probs, self._texts = draft_probs, list[Text]()
+
+    def __call__(self, frontier: Frontier) -> Tensor:
+        pairs = zip(frontier.tokens, frontier.parents, strict=True)
+        fresh = [(*self._texts[parent], token) for token, parent in pairs] if frontier.depth else [()]
+        self._texts += fresh
+        return torch.stack([self._probs(text) for text in fresh])
+
+
+Grow = Callable[[Expanding, Picks], Draft]
+GROWN: dict[str, Grow] = {
+    "widths": lambda expand, picks: grow_shape(expand, wide_tree((2, 1)), picks),
+    "a shape": lambda expand, picks: grow_shape(expand, ((0,), (1,), (2,), (1, 0), (1, 1)), picks),
+}
+DISTINCT: dict[str, Grow] = {
+    "best first": lambda expand, picks: grow_best_first(expand, 2, 4, picks),
+    "best first, one level": lambda expand, picks: grow_best_first(expand, 1, 9, picks),
+}
+GROWERS = [
+    *((grow, replacement) for grow in GROWN.values() for replacement in (False, True)),
+    *((grow, False) for grow in DISTINCT.values()),
+]
+
+
+@pytest.mark.parametrize(("probs", "draft_probs"), [(target, drafter), (cut_target, cut_drafter)], ids=["whole", "cut"])
+@pytest.mark.parametrize(("grow", "replacement"), GROWERS)
+def test_grown_trees_leave_the_target_s_distribution(
+    grow: Grow, replacement: bool, probs: Model, draft_probs: Model
+) -> None:
+    picks = Picks(Sampling(1.0), NO_GENERATOR, replacement)
+    found = distribution(lambda chance: commit(grow(Expanding(draft_probs), picks), probs))
+    assert total_variation(continued(found, probs), joint(probs)) < 1e-13
+
+
+def unlikely_left_out(chance: Chance) -> Text:
+    """A tree of drawn tokens that is cut by looking at them, as reranking does."""
+    picks = Picks(Sampling(1.0), NO_GENERATOR)
+    draft = grow_shape(Expanding(drafter), wide_tree((2,)), picks)
+    assert draft.probs is not None
+    kept = [row for row, token in enumerate(draft.tokens) if draft.probs[row][token] > 0.2]
+    probs = [draft.probs[row] for row in kept]
+    return commit(Draft(tuple(draft.tokens[row] for row in kept), (ROOT,) * len(kept), (), probs, False), target)
+
+
+def test_leaving_out_drawn_tokens_by_their_probability_is_caught() -> None:
+    assert total_variation(continued(distribution(unlikely_left_out), target), joint(target)) > 0.005
 
 
 def drawn_chain(draft_probs: Model, least: float = 0.0, most: int = DEPTH) -> Draft:

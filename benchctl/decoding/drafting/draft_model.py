@@ -58,7 +58,8 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
             self._text += self._tokens.read(token)
         self._read_tokens = len(context.tokens)
         last = len(self._text) - len(self._tokens.read(context.tokens[-1]))
-        self._stream.truncate(min(self._stream.length, last))
+        if self._stream.length > last:
+            self._stream.truncate(last)
         return self._text[self._stream.length :]
 
     @property
