@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.drafting.draft_model import DraftModelMethod
 from benchctl.decoding.drafting.grow import Frontier, Picks, grow_best_first, grow_likeliest, grow_shape
+from benchctl.decoding.drafting.second_model import DraftModelMethod
 from benchctl.decoding.drafting.trees import MOST_NODES, Path, optimal_tree, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, check_options
 
@@ -30,6 +30,7 @@ class DraftTree(DraftModelMethod):
                       shape for ranks and costs) or widths by level such as 3x2x1 (SpecInfer)
     nodes, depth      most tokens, and most levels, of a tree; widths have their own
     width             for tree=likeliest, tokens scored behind a node, and nodes expanded per level
+    confidence        for tree=likeliest and best_first: texts that the draft model finds less likely are left out
     replacement       when sampling, draw siblings of widths and tree=optimal independently, so that some are equal
     ranks             for tree=optimal: how often the target says the draft model's first, second, ... choice
     draft_cost        for tree=optimal: time of a pass of the draft model in target passes
@@ -40,16 +41,18 @@ class DraftTree(DraftModelMethod):
     nodes: int = 8
     depth: int = 4
     width: int = 2
+    confidence: float = 0.2
     replacement: bool = False
-    ranks: str = "0.6+0.13+0.06+0.03"
+    ranks: str = "0.63+0.16+0.07+0.02"
     draft_cost: float = 0.1
-    row_cost: float = 0.06
+    row_cost: float = 0.1
     _shape: tuple[Path, ...] = field(init=False, repr=False, compare=False)
     _places: dict[tuple[int, int], int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_options(self, 1, "nodes", "depth", "width", most=MOST_NODES)
         check_options(self, 0, "draft_cost", "row_cost")
+        check_options(self, 0, "confidence", most=1)
         if self.replacement and self.tree in ("likeliest", "best_first"):
             raise ValueError(f"tree={self.tree} never draws siblings independently; leave out replacement")
         if self.tree == "optimal":
@@ -68,9 +71,10 @@ class DraftTree(DraftModelMethod):
         )
         probs = partial(self._probs, context, unread)
         if self.tree == "likeliest":
-            return grow_likeliest(score, self.width, min(depth, self.depth), self.nodes, self.vocabulary)
+            depth = min(depth, self.depth)
+            return grow_likeliest(score, self.width, depth, self.nodes, self.vocabulary, self.confidence)
         if self.tree == "best_first":
-            return grow_best_first(probs, min(depth, self.depth), self.nodes, picks)
+            return grow_best_first(probs, min(depth, self.depth), self.nodes, picks, self.confidence)
         return grow_shape(probs, [path for path in self._shape if len(path) <= depth], picks)
 
     def _expand(self, context: Context, unread: Sequence[int], frontier: Frontier) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.drafting.draft_model import DraftModelMethod
+from benchctl.decoding.drafting.second_model import DraftModelMethod
 from benchctl.decoding.drafting.stops import Stop, StopRule
 from benchctl.decoding.method import Chain, Context, Outcome, PlainDrafter, check_options
 from benchctl.decoding.model.target import Target

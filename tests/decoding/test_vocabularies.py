@@ -229,7 +229,7 @@ def spelt(few: RandomModels, letters: str, own_letters: str) -> RandomModels:
         "two_model[draft_tokens=2]",
         "two_model[draft_tokens=2,accept=block]",
         "draft_tree[tree=2x1]",
-        "draft_tree[tree=best_first,nodes=3,depth=2]",
+        "draft_tree[tree=best_first,nodes=3,depth=2,confidence=0]",
         "draft_tree[nodes=3]",
     ],
 )

@@ -43,9 +43,9 @@ def scored_by_eagle(model: Model, width: int, depth: int) -> dict[Text, float]:
     return scored
 
 
-def likeliest(model: Model, width: int, depth: int, nodes: int) -> list[Text]:
+def likeliest(model: Model, width: int, depth: int, nodes: int, confidence: float = 0.0) -> list[Text]:
     scored = scored_by_eagle(model, width, depth)
-    return sorted(scored, key=lambda text: -scored[text])[:nodes]
+    return [text for text in sorted(scored, key=lambda text: -scored[text])[:nodes] if scored[text] >= confidence]
 
 
 def of_shape(model: Model, shape: Sequence[Text]) -> list[Text]:
@@ -59,7 +59,7 @@ def of_shape(model: Model, shape: Sequence[Text]) -> list[Text]:
     return texts
 
 
-def dyspec(model: Model, depth: int, nodes: int) -> list[Text]:
+def dyspec(model: Model, depth: int, nodes: int, confidence: float = 0.0) -> list[Text]:
     """By looking at every possible next child at each step: the one with the largest key of algorithm 1."""
     tree: list[Text] = []
     while len(tree) < nodes:
@@ -69,7 +69,7 @@ def dyspec(model: Model, depth: int, nodes: int) -> list[Text]:
             left = 1.0 - sum(float(model(text)[token]) for token in drawn)
             if len(text) < depth and len(drawn) < len(model(text)):
                 keys[text] = chance(model, text) * left
-        if not keys:
+        if max(keys.values(), default=-1.0) < confidence:
             return tree
         text = max(keys, key=keys.__getitem__)
         tree.append((*text, next(token for token in ranked(model, text) if (*text, token) not in tree)))

@@ -41,7 +41,7 @@ EXACT: tuple[str, ...] = (
     "two_model[draft_tokens=3,stop=bandit,accept=block]",
     "draft_tree",
     "draft_tree[tree=3x2x1]",
-    "draft_tree[tree=best_first,nodes=6,depth=3]",
+    "draft_tree[tree=best_first,nodes=6,depth=3,confidence=0]",
     "draft_tree[tree=optimal,draft_cost=0.02,row_cost=0.02]",
     "prompt_lookup",
     "prompt_lookup[draft_tokens=3,max_ngram=3,match=last]",

@@ -16,9 +16,11 @@ Tree = Callable[[Model, int], list[Text]]  # probabilities and levels in, texts 
 SHAPE = optimal_tree((0.6, 0.13, 0.06, 0.03), 9, 4, 0.02, 0.01)
 
 TREES: dict[str, Tree] = {
-    "tree=likeliest,width=3,depth=3,nodes=6": lambda model, depth: likeliest(model, 3, min(3, depth), 6),
-    "tree=likeliest,width=1,depth=5,nodes=9": lambda model, depth: likeliest(model, 1, min(5, depth), 9),
-    "tree=best_first,depth=4,nodes=7": lambda model, depth: dyspec(model, min(4, depth), 7),
+    "tree=likeliest,width=3,depth=3,nodes=6,confidence=0.1": lambda model, depth: likeliest(
+        model, 3, min(3, depth), 6, 0.1
+    ),
+    "tree=likeliest,width=1,depth=5,nodes=9,confidence=0": lambda model, depth: likeliest(model, 1, min(5, depth), 9),
+    "tree=best_first,depth=4,nodes=7,confidence=0.05": lambda model, depth: dyspec(model, min(4, depth), 7, 0.05),
     "tree=3x2x1": lambda model, depth: of_shape(model, wide_tree((3, 2, 1)[:depth])),
     "tree=optimal,nodes=9,depth=4,draft_cost=0.02,row_cost=0.01": lambda model, depth: of_shape(
         model, [path for path in SHAPE if len(path) <= depth]
@@ -66,7 +68,7 @@ def test_text_beyond_the_draft_model_s_context_goes_on_without_drafts() -> None:
         assert rounds_of(got) == replay_tree(prompt, text, len(text), tree_drafter(models.naive_draft, tree, 32))
 
 
-@pytest.mark.parametrize("tree", ["likeliest,width=1,depth=4,nodes=4", "1x1x1x1"])
+@pytest.mark.parametrize("tree", ["likeliest,width=1,depth=4,nodes=4,confidence=0", "1x1x1x1"])
 def test_one_child_per_node_is_a_chain(tree: str) -> None:
     """Whose steps are those of transformers' assisted generation: tests/repository/test_reference_library.py."""
     models, prompt = pair("llama"), prompt_of(13)

@@ -52,6 +52,7 @@ HALF = (
         ("draft_tree[tree=optimal,ranks=0.7+0.6]", "ranks"),
         ("draft_tree[tree=optimal,ranks=a]", "ranks is 'a'"),
         ("draft_tree[nodes=0]", "nodes is 0"),
+        ("draft_tree[confidence=2]", "confidence is 2"),
         ("draft_tree[row_cost=-1]", "row_cost is -1"),
         ("draft_tree[tree=best_first,replacement=true]", "replacement"),
         ("early_exit[decay=-1]", "decay is -1"),
