@@ -79,8 +79,10 @@ def grow_likeliest(
     ``expand`` returns log-probabilities over ``vocabulary``. Each node of a frontier proposes its ``width`` likeliest
     tokens, and the ``width`` best of these candidates are the next frontier, down to ``depth``. A candidate's score is
     the sum of log-probabilities along its path, so the best candidates are a tree; of equal scores the shallower one
-    wins, then the earlier one. Candidates with a joint probability below ``confidence`` are left out. At most ``depth`` calls of ``expand``: a node that is not among the best so far has no
-    descendant among the best at the end, so it is not expanded, unlike in the authors' code; the tree is the same.
+    wins, then the earlier one. Candidates with a joint probability below ``confidence`` are left out.
+
+    ``expand`` is called ``depth`` times at most. A node that is not among the best so far has no descendant among the
+    best at the end, so it is not expanded, unlike in the authors' code; the tree is the same.
 
     The tokens are chosen, not drawn, so verification takes them for certain proposals.
     """
