@@ -79,12 +79,12 @@ class Chain:
         else:
             probs = sampling.probs(draft_logits)
             place = draw(probs[0], self._context.generator)
-            self._probs.append(self._vocabulary.spread(probs, self._context.target.vocabulary))
+            self._probs.append(self._vocabulary.spread(probs, self._context.target.vocabulary)[0])
         self.tokens.append(self._vocabulary.token(place))
         return place
 
     def draft(self) -> Draft:
-        return Draft.chain(self.tokens, torch.cat(self._probs) if self._probs else None)
+        return Draft.chain(self.tokens, tuple(self._probs) or None)
 
 
 def one_token(context: Context, run: Callable[[Stream], None] = Stream.advance) -> tuple[int]:
@@ -162,8 +162,10 @@ class UsesDraftModel(ABC):
     """Mix-in of a method that drafts with a second model: ``class Mine(Speculative, UsesDraftModel)``.
 
     The dataclass has an option ``draft_model``: its name; empty takes what --draft-model names.
+    ``any_tokenizer`` says that the draft model may have another tokenizer than the target.
     """
 
+    any_tokenizer: ClassVar[bool] = False
     draft_model: str
 
     @abstractmethod
