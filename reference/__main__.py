@@ -114,8 +114,12 @@ def moe(options: TrainOptions, shape: MoeShape, model: str, init_from: Literal["
 @click.option("--data", default="", help="Its training data in a few words; every model needs this.")
 @click.option("--licence", default="Apache-2.0", show_default=True, help="Of the weights.")
 @click.option("--draft", default="", help="Name of the model that drafts for it.  [default: none]")
+@click.option("--shares", default="", help="Fetched target whose embedding and tokenizer this draft model has.")
+@click.option("--name", default="", help="Its name in the pack.  [default: the folder's]")
 @click.option("--pack", type=click.Path(path_type=Path), required=True, help="The folder that holds index.json.")
-def pack(model: Path, role: str, description: str, data: str, licence: str, draft: str, pack: Path) -> None:
+def pack(
+    model: Path, role: str, description: str, data: str, licence: str, draft: str, shares: str, name: str, pack: Path
+) -> None:
     """Put a finished model into the pack under its folder's name, or modules next to their target.
 
     \b
@@ -130,7 +134,9 @@ def pack(model: Path, role: str, description: str, data: str, licence: str, draf
         return
     if not description or not data:
         raise click.UsageError("a model needs --description and --data.")
-    packed = add_to_pack(model, PackEntry(model.resolve().name, role, licence, description, data, draft), pack)
+    packed = add_to_pack(
+        model, PackEntry(name or model.resolve().name, role, licence, description, data, draft, shares), pack
+    )
     click.echo(f"Packed {packed.name}: {packed.parameters:,} parameters, {packed.bytes:,} bytes")
 
 

@@ -14,13 +14,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
-from benchctl.bundled import TOKENIZER, WEIGHTS, PackModel
+from benchctl.bundled import EMBEDDING, TOKENIZER, WEIGHTS, PackModel, read_index
 from benchctl.decoding.model.target import DRAFT_VOCABULARY, folder_sha256
 from benchctl.decoding.modules.trainable import FACTS, read_facts
 from benchctl.decoding.modules.trainable import WEIGHTS as MODULES
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import writing
 from benchctl.training.jobs import RECORD
+from benchctl.training.models import TOKENIZER_FILES
 
 INDEX = "index.json"
 FILES = (
@@ -49,6 +50,7 @@ class PackEntry:
     description: str
     data: str
     draft: str = ""
+    shares: str = ""
 
 
 def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
@@ -58,7 +60,8 @@ def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
     file or lies in the pack, when the pack has no such draft model, and when the disk is full: the pack is then as it
     was.
     """
-    _check_files(model, FILES, "model")
+    names = [name for name in FILES if not entry.shares or name not in TOKENIZER_FILES]
+    _check_files(model, names, "model")
     folder = pack / entry.name
     if folder.resolve() == model.resolve():
         raise UserError(
@@ -70,8 +73,26 @@ def add_to_pack(model: Path, entry: PackEntry, pack: Path) -> PackModel:
         )
     list_it = lambda: _write_index(pack, _line(entry, folder))  # noqa: E731
     with writing(pack, f"the model {entry.name}"), replacing(folder, list_it) as partial:
-        _copy(model, FILES, partial)
-    return next(there for there in _entries(pack) if there.name == entry.name)
+        _copy(model, names, partial)
+        if entry.shares:
+            _leave_out_embedding(partial / WEIGHTS, _entry(pack, entry.shares).fetched / WEIGHTS)
+    if entry.shares:
+        _write_index(pack, replace(_entry(pack, entry.shares), draft=entry.name))
+    return _entry(pack, entry.name)
+
+
+def _entry(pack: Path, name: str) -> PackModel:
+    return next(there for there in _entries(pack) if there.name == name)
+
+
+def _leave_out_embedding(weights: Path, of_target: Path) -> None:
+    """Writes the weights as float16, without the embedding. Raises UserError for one that is not the target's."""
+    tensors = load_file(weights)
+    embedding = tensors.pop(EMBEDDING)
+    with safe_open(of_target, framework="pt") as file:
+        if not embedding.equal(file.get_tensor(EMBEDDING).to(embedding.dtype)):
+            raise UserError("other_embedding", f"{weights}: its embedding is not the target's, so it cannot share that")
+    save_file({name: tensor.to(torch.float16) for name, tensor in tensors.items()}, weights)
 
 
 def _line(entry: PackEntry, folder: Path) -> PackModel:
@@ -83,16 +104,17 @@ def _line(entry: PackEntry, folder: Path) -> PackModel:
         parameters=stored_parameters(folder / WEIGHTS),
         bytes=(folder / WEIGHTS).stat().st_size,
         sha256=_sha256(folder / WEIGHTS),
-        tokenizer_sha256=_sha256(folder / TOKENIZER),
+        tokenizer_sha256="" if entry.shares else _sha256(folder / TOKENIZER),
         licence=entry.licence,
         description=entry.description,
         data=entry.data,
         draft=entry.draft,
+        shares=entry.shares,
     )
 
 
 def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
-    """Copies the modules of a method, its weights as bfloat16, next to the packed target that they were trained for.
+    """Copies the modules of a method next to the target that they were trained for; float32 becomes bfloat16.
 
     Raises UserError when the folder lacks a file, when the pack has no such target or one of other weights, and when
     the disk is full: the pack is then as it was.
@@ -100,13 +122,15 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
     _check_files(modules, MODULE_FILES, "folder of modules")
     facts = read_facts(str(modules))
     model = next((entry for entry in _entries(pack) if entry.name == facts.target.name), None)
-    if model is None or folder_sha256(pack / model.folder) != facts.target.weights_sha256:
+    held = None if model is None else model.fetched if model.package else pack / model.folder
+    if model is None or held is None or folder_sha256(held) != facts.target.weights_sha256:
         raise UserError(
             "modules_of_other_target",
             f"{modules}: made for {facts.target.name}, which is not in {pack} with the same weights",
         )
     folder = pack / model.folder / "modules" / facts.method
-    halved = {name: weight.to(torch.bfloat16) for name, weight in load_file(modules / MODULES).items()}
+    weights = load_file(modules / MODULES).items()
+    halved = {name: weight.to(torch.bfloat16) if weight.dtype == torch.float32 else weight for name, weight in weights}
     packed = replace(model, modules={**model.modules, facts.method: hashlib.sha256(save(halved)).hexdigest()})
     with (
         writing(pack, f"the modules of {facts.method}"),
@@ -182,7 +206,7 @@ def stored_parameters(weights: Path) -> int:
 def _entries(pack: Path) -> list[PackModel]:
     """What the index of a pack lists; nothing where there is none yet."""
     index = pack / INDEX
-    return [PackModel(**line) for line in json.loads(index.read_text(encoding="utf-8"))] if index.is_file() else []
+    return list(read_index(index)) if index.is_file() else []
 
 
 def _write_index(pack: Path, packed: PackModel) -> None:

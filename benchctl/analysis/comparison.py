@@ -138,6 +138,12 @@ class MethodFigures:
     judged: tuple[JudgedFigures, ...] = ()
     refused: str = ""
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether answers were compared with the baseline's. Not those of sampled runs, since one text does not show
+        a distribution, nor those of imported files, which have no verdicts."""
+        return not (self.is_baseline or self.fidelity.sampled or self.fidelity == Fidelity())
+
     def estimate(self, metric: Metric) -> Estimate:
         """The estimate of a metric; without a value where the metric does not apply to these generations."""
         own = (estimate for estimate in self.estimates if estimate.metric.name == metric.name)

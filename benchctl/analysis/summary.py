@@ -68,6 +68,8 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     others = counts.tie + counts.numeric + counts.lossy + counts.sampled + counts.failed + counts.unjudged
     others += baseline not in {method.label for method in result.methods}  # a lossy one has other answers (--over)
     same = f"lossless, {counts.identical} answers identical" if others else "same answers"
+    if counts.sampled:
+        same = "sampled answers, not compared"
     headline = f"{name}: {speedup_text(speedup, interval=False)}, {same}"
     claim = "is fastest" if winner.label == best.label else "is faster"
     alone = all(method.label in (best.label, baseline) for method in result.methods)

@@ -185,9 +185,6 @@ def _print_estimate(options: ModuleOptions, label: str) -> None:
     click.echo(f"parameters: target {needed.target_parameters:,}, modules {needed.module_parameters:,}")
     click.echo(memory_table(needed.memory_bytes, free_memory_bytes(options.device)))
     steps = "" if options.steps is None else f", {options.steps * needed.step_tokens:,} in {options.steps:,} steps"
-    click.echo(
-        "Logits are for one prediction per token. Multiply them by the number of heads or exits that are trained."
-    )
     click.echo(f"tokens: {needed.step_tokens:,} per step{steps}")
     click.echo("Time is not estimated. Training prints its speed after the first steps.")
 

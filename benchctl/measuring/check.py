@@ -15,11 +15,11 @@ from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.drafting.vocabularies import SharedTokens
-from benchctl.decoding.method import Method, UsesDraftModel, labelled_parts, why_unsupported
+from benchctl.decoding.method import Combines, Method, UsesDraftModel, why_unsupported
 from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
-from benchctl.decoding.modules.trainable import Trainable, check_sizes, no_modules, trained_options
+from benchctl.decoding.modules.trainable import Trainable, check_sizes, no_modules, read_facts, trained_options
 from benchctl.errors import UserError
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.prompts.fit import Filler, fit_suite, make_filler
@@ -241,9 +241,9 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
     A method of `all` is unsupported if it lacks a draft model or trained modules, or cannot decode batches. Raises
     UserError if it was asked for by name, for missing or wrong modules, and for invalid labels.
     """
-    named = {_choose(text).label for text in texts if text.strip() != "all"}
-    choices = [_choose(text) for text in (registry.BASELINE, *registry.split_labels(texts))]
-    unique = {choice.label: _with_embedded(choice, models.target) for choice in choices}.values()
+    named = {_choose(text, models.target).label for text in texts if text.strip() != "all"}
+    labels = (registry.BASELINE, *registry.split_labels(texts))
+    unique = {choice.label: choice for choice in (_choose(text, models.target) for text in labels)}.values()
     drafts = dict.fromkeys(part.draft_model(models.draft) for choice in unique for part in choice.whole)
     drafts.pop("", None)
     if len(drafts) > 1:  # the header names one draft model, so resume and compare could not see a second one
@@ -256,7 +256,7 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
 
 def choose_method(text: str, models: Models) -> Choice:
     """The method of one label, asked for by name: see choose_methods."""
-    return _check_needs(_with_embedded(_choose(text), models.target), models.draft, named=True)
+    return _check_needs(_choose(text, models.target), models.draft, named=True)
 
 
 def check_tokenizers(
@@ -295,19 +295,28 @@ def check_tokenizers(
     return tokenizer
 
 
-def _choose(text: str) -> Choice:
-    method = registry.build(text)
-    parts = tuple(Choice(label, part) for label, part in labelled_parts(method).items())
-    return Choice(registry.canonical_label(method, registry.parse_label(text)), method, parts=parts)
+def _choose(text: str, target: str) -> Choice:
+    """The method of a label, with embedded modules if it needs some and names none.
 
-
-def _with_embedded(choice: Choice, target: str) -> Choice:
-    choice = replace(choice, parts=tuple(_with_embedded(part, target) for part in choice.parts))
-    if choice.modules != "":
+    Options that the label leaves out are those of the label that its modules were trained with.
+    """
+    asked, method = registry.parse_label(text), registry.build(text)
+    choice = Choice(registry.canonical_label(method, asked), method)
+    if isinstance(method, Combines):
+        choice = replace(choice, parts=(_choose(method.first, target), _choose(method.then, target)))
+        method.use_parts([part.method for part in choice.parts])
+    if choice.modules is None:
         return choice
-    assert isinstance(choice.method, Trainable)
-    name = choice.method.modules_name(choice.name)
-    return replace(choice, embedded=str(bundled.modules_for(target, name) or ""))
+    assert isinstance(method, Trainable)
+    if not method.modules:
+        modules = bundled.modules_for(target, method.modules_name(asked.name))
+        choice = replace(choice, embedded=str(modules or ""))
+    if not choice.modules or method.published(choice.modules) is not None:
+        return choice
+    known = {option.name for option in registry.method_options(asked.name)} - {"modules"}
+    trained = {name: value for name, value in read_facts(choice.modules).asked.items() if name in known}
+    whole = registry.Label(asked.name, tuple({**trained, **dict(asked.options)}.items()))
+    return replace(choice, method=registry.build(whole.text))
 
 
 def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -> Choice:

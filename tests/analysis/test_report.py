@@ -26,7 +26,7 @@ from refusals import refused
 
 from benchctl.analysis.tables.text import Format, View, summary
 from benchctl.analysis.warnings import _TEMPLATES
-from benchctl.records.schema import Row, Run
+from benchctl.records.schema import Row, Run, Verdict
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BRIEF, FULL = View(), View(full=True)
@@ -74,8 +74,8 @@ def test_the_answer_comes_first_in_few_lines(tmp_path: Path) -> None:
     lines = _text(tmp_path, rows=rows, view=View(width=120)).splitlines()
     assert len(lines) == 11 and max(map(len, lines)) <= 120
     assert "20 prompts, 1 session" in lines[0] and "float32, cpu, 1 thread, greedy" in lines[1]
-    assert lines[7].split() == ["two_model", "draft_tokens=3", "1.59x", "[1.57,", "1.62]", "1.4", "1.000", "yes"]
-    assert lines[10].startswith("two_model ") and "1.59x [1.57, 1.62]" in lines[10]
+    assert lines[7].split() == ["two_model", "draft_tokens=3", "1.59x", "[1.57,", "1.61]", "1.4", "1.000", "yes"]
+    assert lines[10].startswith("two_model ") and "1.59x [1.57, 1.61]" in lines[10]
 
 
 def test_fidelity_is_target_agreement_where_it_was_measured(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_name_longer_than_half_the_terminal_is_cut_and_no_figure_is(tmp_path: 
     name = "m" * 83
     text = _text(tmp_path, view=View(width=80, names={DRAFTED: name}))
     assert max(len(line) for line in text.splitlines() if not line.startswith(name[:80])) <= 80
-    assert "1.59x [1.57, 1.62]" in text.partition("mmm")[2].partition("\n")[0] and "…" not in text
+    assert "1.59x [1.57, 1.61]" in text.partition("mmm")[2].partition("\n")[0] and "…" not in text
 
 
 def test_names_replace_labels_and_columns_are_chosen_by_their_names_in_csv(tmp_path: Path) -> None:
@@ -240,6 +240,17 @@ def test_json_has_full_precision_and_no_number_that_json_lacks(tmp_path: Path) -
     assert speedup["value"] != round(speedup["value"], 6)
     assert figures[BASELINE]["metrics"]["acceptance_rate"]["value"] is None
     assert "NaN" not in _text(tmp_path, "json")
+
+
+@pytest.mark.parametrize(
+    ("run", "verdict"), [(replace(RUN, temperature=0.7), "sampled"), (replace(RUN, imported="x"), None)]
+)
+def test_json_says_of_no_answers_that_were_not_compared_whether_they_are_lossless(
+    tmp_path: Path, run: Run, verdict: Verdict | None
+) -> None:
+    """The table had a dash, and JSON "lossless": false."""
+    rows = [replace(row, verdict=row.verdict and verdict, first_divergence=None) for row in usual_rows()]
+    assert {figure["lossless"] for figure in _figures(tmp_path, rows, run).values()} == {None}
 
 
 def test_csv_has_a_line_per_suite_and_method_with_the_figures_of_json(tmp_path: Path) -> None:

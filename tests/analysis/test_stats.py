@@ -1,5 +1,7 @@
 """Intervals worked out by hand: pairing, sessions, repeats, and no interval where there is no telling."""
 
+from math import log
+
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
@@ -40,9 +42,39 @@ def test_the_interval_of_a_difference_of_means_is_that_of_student_s_t() -> None:
     less = (np.zeros((10, 1)), np.ones((10, 1)))
     (found,) = ratio_intervals(top[:, None] - 1, np.ones((10, 1)), _levels(1, 10, 1), less=less)
     assert found is not None
-    # All prompts weigh alike: 9 degrees by what they take, 10 by what they add to the error.
-    half_width = critical(0.05, 9.5) * top.std(ddof=1) / 10**0.5
+    half_width = critical(0.05, 9) * top.std(ddof=1) / 10**0.5
     assert (found.low, found.high) == pytest.approx((-half_width, half_width))
+
+
+def test_the_error_of_prompts_of_unequal_length_by_hand() -> None:
+    """Times of 4 1 1 1 1, so 64 / 20 = 3.2 prompts matter. The long one is right, the short ones err by a half."""
+    top, bottom = np.array([4.0, 1.5, 0.5, 1.5, 0.5]), np.array([4.0, 1, 1, 1, 1])
+    found = _interval(top, bottom, _levels(1, 5, 1))
+    weights = (top + bottom) / 16
+    matter = 1 / (weights**2).sum()
+    logarithms = np.log([1, 6.5 / 7, 7.5 / 7, 6.5 / 7, 7.5 / 7])
+    errors = 4 / 5 * (logarithms - logarithms.mean())
+    jackknife, relative = 5 / 4 * (errors**2).sum(), (errors**2 / weights).sum() / (matter - 1)
+    factor = np.exp(critical(0.05, matter - 1) * ((matter * jackknife + 6 * relative) / (matter + 6)) ** 0.5)
+    assert (found.low, found.high) == pytest.approx((1 / factor, factor))
+
+
+def test_one_answer_that_ends_at_once_widens_no_interval_without_bounds() -> None:
+    """A lossy method stops after a token where the baseline writes a page. Relative to its own time the error of that
+    prompt is a hundred times as large; a weight by both times bounds it."""
+    rng = np.random.default_rng(8)
+    top = rng.lognormal(0, 0.3, 40)
+    usual = top * rng.lognormal(0, 0.2, 40)
+    short = np.concatenate([[0.001], usual[1:]])
+    plain, with_it = (_interval(top, bottom, _levels(1, 40, 1)) for bottom in (usual, short))
+    assert log(with_it.high / with_it.low) < 1.5 * log(plain.high / plain.low)
+
+
+def test_a_prompt_without_a_bottom_does_not_widen_the_interval() -> None:
+    """Nothing was drafted on the last prompt: its share of the error has no weight."""
+    top, bottom = np.array([0.4, 0.6, 0.4, 0.6, 0.4, 0.6, 0.0]), np.array([1.0, 1, 1, 1, 1, 1, 0])
+    with_it, without = _interval(top, bottom, _levels(1, 7, 1)), _interval(top[:6], bottom[:6], _levels(1, 6, 1))
+    assert with_it.high / with_it.low == pytest.approx(without.high / without.low, rel=0.01)
 
 
 def test_one_long_prompt_among_short_ones_counts_as_few() -> None:

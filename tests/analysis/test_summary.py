@@ -84,6 +84,14 @@ def test_the_same_answers_are_claimed_only_where_all_are_identical() -> None:
     assert "same answers" in same and "same answers" not in differ and "lossless" in differ
 
 
+def test_sampled_answers_are_not_called_lossless() -> None:
+    """A sampled run once had "lossless, 0 answers identical", though nothing had been compared."""
+    rows, run = rows_of({"a": 1.5}), run_of({"a": 1.5})
+    sampled = [replace(row, verdict="sampled" if row.label == "a" else None) for row in rows]
+    headline = summarise(group_of(sampled, replace(run, temperature=0.7))).headline
+    assert "sampled" in headline and "lossless" not in headline
+
+
 def test_a_wide_interval_of_any_method_leaves_the_decision_open() -> None:
     paces = {"a": 1.0, "b": 0.95}
     rows = rows_of({"a": 1.0}, 0.001) + [row for row in rows_of({"b": 1.1}, 0.5) if row.label == "b"]

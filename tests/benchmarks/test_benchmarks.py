@@ -104,7 +104,7 @@ def test_intervals_of_uneven_prompts_contain_the_truth(root: Path) -> None:
         (0.95, 0.05, "mixed", False),
         (0.85, 0.05, "mixed", True),
         (0.95, 0.12, "mixed", True),
-        (0.8, 0.2, "pooled", False),
+        (0.8, 0.2, "one file", False),
     ],
 )
 def test_a_line_that_surely_misses_the_goal_is_named(

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import shutil
 import zipfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ggufs import bpe, tiny, write_gguf
+from safetensors.torch import load_file, save_file
 
-from benchctl import bundled
+from benchctl import bundled, gguf
 from benchctl.bundled import Package, PackModel
+from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.errors import UserError
 from benchctl.fetch import fetch_package
+from reference.pack import PackEntry, add_to_pack
 
 
 @pytest.fixture
@@ -95,3 +102,47 @@ def test_a_read_only_cache_is_noticed_before_the_download(model: PackModel, tmp_
     with pytest.raises(UserError) as caught:
         fetch_package(model, lambda line: None)
     assert caught.value.id == "cache_not_writable"
+
+
+def test_a_draft_model_gets_the_embedding_of_the_fetched_target(
+    model: PackModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package holds its layers only; a whole copy of the embedding would be most of its size."""
+    whole = fetch_package(model, lambda line: None)
+    config = json.loads((whole / "config.json").read_text()) | {"num_hidden_layers": 1}
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    weights = {name: each for name, each in load_file(whole / bundled.WEIGHTS).items() if ".layers.1." not in name}
+    save_file({name: each.to(torch.bfloat16) for name, each in weights.items()}, trained / bundled.WEIGHTS)
+    write_draft_vocabulary(trained, torch.tensor([1, 5]))
+    (trained / "config.json").write_text(json.dumps(config))
+    for name in ("README.md", "generation_config.json", "training.json"):
+        (trained / name).write_text("{}")
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    (pack / "index.json").write_text(json.dumps([asdict(model)]))
+    entry = add_to_pack(trained, PackEntry("tiny-draft", "draft", "MIT", "A", "B", shares="tiny"), pack)
+    packed = load_file(pack / "tiny-draft" / bundled.WEIGHTS)
+    assert {each.dtype for each in packed.values()} == {torch.float16} and bundled.EMBEDDING not in packed
+    monkeypatch.setattr(bundled, "MODELS", pack)
+    monkeypatch.setattr(bundled, "models", lambda: bundled.read_index(pack / "index.json"))
+    assert bundled.models()[0].draft == "tiny-draft"
+    folder = bundled.resolve("tiny-draft")
+    assert isinstance(folder, Path) and folder.parent == whole.parent
+    read = load_file(folder / bundled.WEIGHTS)
+    assert read.keys() == weights.keys() and read[bundled.EMBEDDING].equal(weights[bundled.EMBEDDING])
+    draft = Target.load(folder)
+    assert draft.layers == 1 and draft.tokenizer.sha256 == Target.load(whole).tokenizer.sha256
+    shutil.rmtree(whole)
+    gguf.intact.cache_clear()
+    with pytest.raises(UserError) as caught:
+        bundled.resolve("tiny-draft")
+    assert caught.value.id == "not_fetched"
+    changed = load_file(trained / bundled.WEIGHTS)
+    changed[bundled.EMBEDDING][0] += 1
+    save_file(changed, trained / bundled.WEIGHTS)
+    fetch_package(model, lambda line: None)
+    with pytest.raises(UserError) as other:
+        add_to_pack(trained, PackEntry("other", "draft", "MIT", "A", "B", shares="tiny"), pack)
+    assert other.value.id == "other_embedding"
+    assert entry.shares == "tiny" and {each.name for each in bundled.models()} == {"tiny", "tiny-draft"}

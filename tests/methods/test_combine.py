@@ -183,6 +183,7 @@ def test_draft_models_and_modules_of_parts_are_chosen_as_for_the_parts_alone() -
     models = Models("ref-dense", "ref-draft")
     choice = choose_method("combine[first=suffix,then=medusa]", models)
     assert choice.parts[1].embedded == choose_method("medusa", models).embedded != ""
+    assert isinstance(choice.method, Combine) and choice.method.parts[1] is choice.parts[1].method
     assert choice.draft_model("ref-draft") == ""
     assert choose_method("combine", models).draft_model("ref-draft") == "ref-draft"
     of_all = {choice.label: choice for choice in choose_methods(["all"], Models("ref-dense", ""))}

@@ -91,6 +91,20 @@ def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_
     assert str(pack) not in (tmp_path / "run.jsonl").read_text()
 
 
+@pytest.mark.slow
+def test_options_that_a_label_leaves_out_are_those_of_the_training(made: Path, pack: Path, tmp_path: Path) -> None:
+    """A label had to repeat the options that its modules were trained with, those of the package included."""
+    named, packed = f"m2r2[modules={made / 'adapters'}]", "m2r2[draft_tokens=2]"
+    done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    bundled.models.cache_clear()
+    for number, label in enumerate((named, packed)):
+        done(*_run(made, tmp_path / f"{number}.jsonl", label))
+        method = read(tmp_path / f"{number}.jsonl").run.methods[1]
+        assert method.options["gates"] == "1+2" and "gates" not in method.label
+    other = f"m2r2[gates=1,modules={made / 'adapters'}]"
+    assert "trained with gates=1+2" in refused(*_run(made, tmp_path / "other.jsonl", other))
+
+
 def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
     done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
     folder = pack / "tiny-target" / "modules" / "m2r2"
@@ -135,10 +149,10 @@ def test_modules_for_other_options_leave_a_method_out_of_all(made_moe: Path, pac
     model = ("--model", "tiny-moe", "--source", "embedded")
     done(*_run(made_moe, tmp_path / "all.jsonl", "all"), *model)
     found = {method.label: method.unsupported for method in read(tmp_path / "all.jsonl").run.methods}
-    assert found["m2r2"].startswith("embedded modules: ") and "gates=1+2" in found["m2r2"]
+    assert found["m2r2"].startswith("embedded modules: these modules have other shapes")
     assert found["expert_offload"] == ""
     assert str(pack_moe) not in (tmp_path / "all.jsonl").read_text()
-    assert "they were trained with gates=1+2" in refused(*_run(made_moe, tmp_path / "one.jsonl", "m2r2"), *model)
+    assert "have other shapes" in refused(*_run(made_moe, tmp_path / "one.jsonl", "m2r2"), *model)
 
 
 PACKED = [(model.name, method) for model in bundled.models() for method in model.modules]

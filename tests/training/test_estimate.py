@@ -11,7 +11,7 @@ from refusals import refused
 from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.modules.trainable import ROWS_AT_ONCE, Trainable
 from benchctl.registry import build
 from benchctl.training.models import parameter_count
 from benchctl.training.modules.frozen import find_target, load_target
@@ -43,6 +43,10 @@ def test_residuals_and_logits_are_those_of_one_pass(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "target")
     info = Target.load(folder).info
     options = TeacherOptions((), Path(), model=str(folder), row_tokens=64, micro_rows=2, dtype="float32")
-    memory_bytes = estimate(options, "medusa").memory_bytes
+    memory_bytes = estimate(options, "medusa[heads=2]").memory_bytes
     assert memory_bytes["residuals"] == (info.layers + 1) * 128 * info.hidden_size * 4
-    assert memory_bytes["logits"] == 3 * 128 * info.vocabulary * 4
+    assert memory_bytes["logits"] == 3 * 2 * 128 * info.vocabulary * 4  # an LM head each
+    shared = replace(options, draft_vocabulary=8)
+    assert estimate(shared, "medusa[head=shared]").memory_bytes["logits"] == 3 * ROWS_AT_ONCE * 8 * 4
+    assert estimate(options, "deed").memory_bytes["logits"] == 3 * ROWS_AT_ONCE * info.vocabulary * 4
+    assert estimate(replace(options, dtype="auto"), "deed").memory_bytes["target"] == memory_bytes["target"]

@@ -5,9 +5,8 @@ A pair (method, baseline) stays together throughout: what slows both down cancel
 * Prompts are left out one at a time, each with all that was measured of it: all of its sessions, repeats and turns.
   Repeats are not left out alone: their noise is part of how prompts differ, and would count twice. The spread of what
   remains gives the standard error (Tukey 1958; Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 11),
-  and Student's t gives the interval. Its degrees of freedom follow from the data: prompts that take most of the time,
-  or cause most of the error, count for many, so few of them make a wide interval (see `_freedom`).
-  `python -m benchmarks.coverage` counts how often such intervals contain the truth.
+  and Student's t gives the interval. Prompts that take most of the time count for many, so few of them make a wide
+  interval (see `_standard_errors`). `python -m benchmarks.coverage` counts how often such intervals contain the truth.
 * Sessions are few. The variance between sessions, less what the noise within them explains, gives their error by
   Student's t (Cornfield, Tukey: Average Values of Mean Squares in Factorials, 1956). Sessions and prompts are crossed:
   another session measures the same prompts again, so it adds no information about how prompts differ.
@@ -35,9 +34,11 @@ Ints = NDArray[np.int64]
 
 LEVEL = 0.05  # the chance that an interval misses
 LEAST_PROMPTS = 5  # fewer have no interval
-# The noise within sessions is itself estimated from few cells. To subtract all of it makes intervals of three sessions
-# too narrow, since a negative rest counts as 0.
-_NOISE_SHARE = 0.75
+# This times v / (v + noise) is the share of the noise within sessions that is subtracted, v being the variance by
+# prompts. Where equal methods differ by noise alone, the share is 0.7. To subtract all would make intervals too narrow:
+# the noise is itself estimated, and a negative rest counts as 0.
+_NOISE_SHARE = 1.4
+_EQUAL = 6  # prompts' worth of the assumption that relative errors are equally large, see `_standard_errors`
 _MANY = 1000  # degrees of freedom of a spread that is assumed
 _LEVELS = np.geomspace(1e-6, 1.0, 400)  # p-values are interpolated between these
 
@@ -120,7 +121,7 @@ def interval_of(figure: Callable[[Floats], Floats], values: Floats, prompts: Int
     without = figure(whole - sums)[:, None]
     if np.isnan(without).any():
         return None
-    error, freedom = _jackknife(without, np.ones_like(without))
+    error, freedom = _standard_errors(without, [np.ones_like(without)])
     value = float(figure(whole)[0])
     return _Error(value, float(error[0]), float(freedom[0]), _Sessions(0.0, 1), logarithmic=False).interval()
 
@@ -174,7 +175,7 @@ def quotient(now: Observations, then: Observations, session_spread: float) -> Qu
     whole = by_prompt.sum(axis=0)
     left = whole - by_prompt
     without = np.log(left[:, 0] / left[:, 1] / (left[:, 2] / left[:, 3]))[:, None]
-    errors, freedoms = _jackknife(without, by_prompt[:, 1:2])
+    errors, freedoms = _standard_errors(without, np.split(by_prompt, 4, axis=1))
     ratios = float(whole[0] / whole[1]), float(whole[2] / whole[3])
     counts = [len(logarithms) for logarithms in sessions]
     degrees = sum(counts) - 2
@@ -253,8 +254,9 @@ def _errors(
     logarithmic &= (without > 0).all(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(logarithmic, np.log(without), without)
-    prompt_errors, freedoms = _jackknife(scaled, _totals(bottoms, prompts))
-    sessions = _sessions(influence, levels, uses_baseline)
+    prompt_errors, freedoms = _standard_errors(scaled, [_totals(tops, prompts), _totals(bottoms, prompts)])
+    by_prompts = (prompt_errors * np.where(logarithmic, value, 1)) ** 2
+    sessions = _sessions(influence, by_prompts, levels, uses_baseline)
     return [
         _Error(float(value[m]), float(prompt_errors[m]), float(freedoms[m]), session, bool(logarithmic[m]))
         if (session := sessions[m]) is not None and counted[m] >= LEAST_PROMPTS and not np.isnan(without[:, m]).any()
@@ -272,29 +274,33 @@ def _left_out(tops: Floats, bottoms: Floats, prompts: Ints) -> tuple[Floats, Flo
     return ratios, without, _ratios(tops - ratios * bottoms, np.broadcast_to(below, tops.shape))
 
 
-def _jackknife(without: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Standard errors [M] and their degrees of freedom [M], from figures without each prompt [P, M]."""
-    count = len(without)
-    deviations = without - without.mean(axis=0)
-    errors = np.sqrt((count - 1) / count * (deviations**2).sum(axis=0))
-    return errors, _freedom(deviations, weights)
+def _standard_errors(without: Floats, sums: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """Standard errors [M] and their degrees of freedom [M], from figures without each prompt [P, M].
 
+    `sums`, [P, M] each, have what each prompt adds to the sums of the figure. The weight w of a prompt is its mean
+    share of them. So n = 1 / sum w^2 prompts matter (Kish: Survey Sampling, 1965). Two variances are averaged:
 
-def _freedom(deviations: Floats, weights: Floats) -> Floats:
-    """Degrees of freedom [M] of a sum of squares to which few prompts may contribute most.
+    * the jackknife's, n times. It is right for many prompts, and too small for few without one of the rare long ones;
+    * the weighted variance of the errors relative to the weights, divided by n - 1, _EQUAL times. It is right where
+      these relative errors are equally large, and short prompts then show how far the long ones may be off.
 
-    Two counts of prompts that matter, (sum x)^2 / sum x^2: one by what they take (`weights`, known well), one by what
-    they add to the error (`deviations`^2, known badly). Their mean covers best (see benchmarks/coverage.py).
+    Equal weights make both the variance of a mean, with P - 1 degrees of freedom.
     """
-    by_error = _effective(deviations**2)
-    return np.maximum((_effective(weights) - 1 + by_error) / 2, 1.0)
+    count = len(without)
+    errors = (without - without.mean(axis=0)) * (count - 1) / count
+    jackknife = count / (count - 1) * (errors**2).sum(axis=0)
+    weights = sum(_shares(np.abs(each)) for each in sums)
+    shares = _shares(np.asarray(weights))
+    matter = 1 / (shares**2).sum(axis=0)
+    freedoms = np.maximum(matter - 1, 1.0)
+    relative = np.divide(errors**2, shares, out=np.zeros_like(errors), where=shares > 0).sum(axis=0) / freedoms
+    return np.sqrt((matter * jackknife + _EQUAL * relative) / (matter + _EQUAL)), freedoms
 
 
-def _effective(amounts: Floats) -> Floats:
-    """(sum x)^2 / sum x^2 of each column of amounts [P, M]; the number of prompts where all are 0."""
-    squares = (amounts**2).sum(axis=0)
-    whole = np.full_like(squares, len(amounts))
-    return np.asarray(np.divide(amounts.sum(axis=0) ** 2, squares, out=whole, where=squares > 0))
+def _shares(amounts: Floats) -> Floats:
+    """Of each column's sum; equal ones where it is 0."""
+    whole = np.broadcast_to(amounts.sum(axis=0), amounts.shape)
+    return np.asarray(np.divide(amounts, whole, out=np.full_like(amounts, 1 / len(amounts)), where=whole > 0))
 
 
 @lru_cache(maxsize=64)
@@ -303,9 +309,12 @@ def _critical(freedom: float) -> Floats:
     return np.asarray(-stdtrit(freedom, _LEVELS / 2))
 
 
-def _sessions(influence: Floats, levels: Levels, uses_baseline: Sequence[bool]) -> list[_Sessions | None]:
-    """For each figure; None where sessions are part of its error and the size of that part is unknown."""
-    together = _within(influence, _codes(levels.session), _codes(levels.prompt))
+def _sessions(
+    influence: Floats, by_prompts: Floats, levels: Levels, uses_baseline: Sequence[bool]
+) -> list[_Sessions | None]:
+    """For each figure, whose variances by prompts are known; None where sessions are part of its error and the size of
+    that part is unknown."""
+    together = _within(influence, by_prompts, _codes(levels.session), _codes(levels.prompt))
     if levels.other_session is None:
         return list(together)
     ours, theirs = _codes(levels.session), _codes(levels.other_session)
@@ -317,7 +326,7 @@ def _sessions(influence: Floats, levels: Levels, uses_baseline: Sequence[bool]) 
     ]
 
 
-def _within(influence: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]:
+def _within(influence: Floats, by_prompts: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]:
     """Sessions crossed with prompts: the variance between sessions, less most of what the noise within explains."""
     s, p = int(sessions.max()) + 1, int(prompts.max()) + 1
     if s < 2:
@@ -327,7 +336,9 @@ def _within(influence: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]
     noise = cells - by_session[:, None] / p - by_prompt[None] / s
     spread = s / (s - 1) * (by_session**2).sum(axis=0)
     explained = s * p / ((s - 1) * (p - 1)) * (noise**2).sum(axis=(0, 1))
-    return [_Sessions(sqrt(more), s - 1) for more in np.maximum(spread - _NOISE_SHARE * explained, 0)]
+    whole = by_prompts + explained
+    shares = _NOISE_SHARE * np.divide(by_prompts, whole, out=np.zeros_like(whole), where=whole > 0)
+    return [_Sessions(sqrt(more), s - 1) for more in np.maximum(spread - shares * explained, 0)]
 
 
 def _apart(influence: Floats, ours: Ints, theirs: Ints) -> Floats:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from benchctl.analysis.comparison import Group, MethodFigures
-from benchctl.analysis.frame.build import Fidelity
 from benchctl.analysis.judges.figures import (
     CONSISTENCY,
     FIRST_WINS,
@@ -153,8 +152,7 @@ def _other_columns(title: str, group: Group) -> tuple[Column, ...]:
 
 
 def _lossless(method: MethodFigures) -> str:
-    """Empty for sampled answers, since one text does not show their distribution, and for answers without verdicts."""
-    if method.is_baseline or method.fidelity.sampled or method.fidelity == Fidelity():
+    if not method.is_compared:
         return NONE
     return "yes" if method.lossless else "no"
 

@@ -132,8 +132,8 @@ def _method(method: MethodFigures) -> Document:
 
 
 def _lossless(method: MethodFigures) -> bool | None:
-    """None for the baseline, which is the reference."""
-    return None if method.is_baseline else method.lossless
+    """None where no answers were compared."""
+    return method.lossless if method.is_compared else None
 
 
 def _judged(judged: JudgedFigures) -> Document:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
@@ -263,6 +263,7 @@ class ModuleFacts:
     """What modules.json says.
 
     options     of the method when its modules were trained
+    asked       those of them that the label of the training gave; empty for modules of version 0.1
     yardsticks  shares by name, measured on held-out text when training ended; empty where nobody measured
     findings    see Trainable.findings
     """
@@ -272,6 +273,7 @@ class ModuleFacts:
     target: MadeFor
     yardsticks: Mapping[str, float]
     findings: Mapping[str, Any]
+    asked: Mapping[str, str] = field(default_factory=dict)
 
 
 def no_modules(name: str) -> str:
@@ -334,7 +336,8 @@ def read_facts(folder: str) -> ModuleFacts:
         facts = json.loads(facts_file.read_text(encoding="utf-8"))
         target = MadeFor(**{name: facts["target"][name] for name in MadeFor.__dataclass_fields__})
         measured, findings = shares(facts.get("yardsticks", {})), dict(facts.get("findings", {}))
-        return ModuleFacts(facts["method"], dict(facts["options"]), target, measured, findings)
+        asked = dict(facts.get("asked", {}))
+        return ModuleFacts(facts["method"], dict(facts["options"]), target, measured, findings, asked)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{facts_file}: cannot be read ({error!r}); train the modules again"
         raise UserError("file_not_readable", reason) from error

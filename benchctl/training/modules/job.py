@@ -21,6 +21,7 @@ from benchctl.decoding.modules.draft_vocabulary import (
     write_draft_vocabulary,
 )
 from benchctl.decoding.modules.trainable import (
+    ROWS_AT_ONCE,
     MadeFor,
     SecondStage,
     Tally,
@@ -34,7 +35,7 @@ from benchctl.decoding.modules.trainable import (
 from benchctl.errors import UserError
 from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
 from benchctl.training.checkpoint import writing
-from benchctl.training.jobs import CHECKPOINTS, JobContext, check, train
+from benchctl.training.jobs import CHECKPOINTS, JobContext, check, target_dtype, train
 from benchctl.training.models import parameter_count
 from benchctl.training.modules.frozen import (
     FrozenTarget,
@@ -43,7 +44,13 @@ from benchctl.training.modules.frozen import (
     find_target,
 )
 from benchctl.training.modules.objective import HeldOut
-from benchctl.training.modules.training_text import draft_text, draft_tokens, stage_of, training_text
+from benchctl.training.modules.training_text import (
+    default_draft_tokens,
+    draft_text,
+    draft_tokens,
+    stage_of,
+    training_text,
+)
 from benchctl.training.optim import Stage, is_matrix
 from benchctl.training.record import Result, write_result
 from benchctl.training.train_options import Learning, ModuleOptions, TeacherOptions
@@ -194,6 +201,7 @@ def _facts(method: Trainable, label: Label, target: FrozenTarget, measured: Iter
     return {
         "method": method.modules_name(label.name),
         "options": {name: getattr(method, name) for name in chosen},
+        "asked": dict(label.options),
         "target": asdict(made_for),
         "yardsticks": {**earlier, **{name: tally.share for name, tally in total.items()}},
     }
@@ -217,9 +225,9 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     """What `train_modules` with these options holds in memory.
 
     With P trained parameters in float32: weights 4 P, gradients 4 P, moments 8 P (AdamW; Muon keeps 4 for each value of
-    a matrix). With n tokens a pass, L layers of width d and vocabulary V: (L + 1) n d values of residuals, and 3 n V of
-    logits for each head or exit, of which one is counted. Raises UserError for a method without modules and for a
-    model of an unknown family.
+    a matrix). With n tokens a pass, L layers of width d, and k tokens that are scored: (L + 1) n d values of residuals,
+    and 3 n k of logits for each LM head that is trained. The target's own head scores ROWS_AT_ONCE tokens at a time.
+    Raises UserError for a method without modules and for a model of an unknown family.
     """
     config = from_pretrained(AutoConfig, bundled.resolve(options.model))
     check_family(config)
@@ -229,18 +237,21 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     if problem := why_unsupported(method, info):
         raise UserError("cannot_be_trained", f"{label} cannot be trained for this target: {problem}")
     module = method.build(info, target.lm_head.weight)
-    size = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype].itemsize
+    size = DTYPES[target_dtype(options)].itemsize
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     gradients = sum(parameter.numel() for _, parameter in trained) * WIDE
     single = sum(p.numel() for name, p in trained if options.optimizer == "muon" and is_matrix(name, p)) * WIDE
     tokens = options.micro_rows * options.row_tokens
     passes = Stage(1.0, options.row_tokens, options.micro_rows).micro_batches(options.batch_tokens or BATCH_TOKENS)
+    asked = options.draft_vocabulary if options.draft_vocabulary is not None else default_draft_tokens(info.vocabulary)
+    scored = asked if asked and scores_draft_vocabulary(method) else info.vocabulary
+    lm_heads = sum(p.shape[0] == info.vocabulary for p in module.parameters())
     memory_bytes = {
         "target": target.parameters * size,
         "modules": parameter_count(module) * WIDE,
         "gradients": gradients,
         "optimizer": 2 * gradients - single,
         "residuals": (info.layers + 1) * tokens * info.hidden_size * size,
-        "logits": LOGIT_COPIES * tokens * info.vocabulary * WIDE,
+        "logits": LOGIT_COPIES * (lm_heads * tokens or ROWS_AT_ONCE) * scored * WIDE,
     }
     return Estimate(target.parameters, parameter_count(module), memory_bytes, passes * tokens)

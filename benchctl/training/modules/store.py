@@ -63,7 +63,7 @@ class TeacherStore:
         self.folder = folder / f"states-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         self._layer_bytes, self.layers = 2 * info.hidden_size, info.layers + 1
         self.token_bytes = self.layers * self._layer_bytes + _TEACHER_BYTES
-        self._limit, self._checked = limit, set[bytes]()
+        self._limit, self._checked, self._notify = limit, set[bytes](), notify
         self._lock: IO[str] | None = None
         with self._kept():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,19 +88,17 @@ class TeacherStore:
                 file.close()
 
     def find(self, tokens: Tensor) -> Block | None:
-        """Of a document's tokens [n], on a CPU. Raises UserError where the disk gives something else than was written.
+        """Of a document's tokens [n], on a CPU. A block is checked when it is first asked for.
 
-        A block is checked when it is first asked for.
+        None where there is none, and where the disk gives something else than was written: it is computed again.
         """
         key = _key(tokens)
         block = self._blocks.get(key)
         if block is not None and key not in self._checked:
             if zlib.crc32(self._read(block.place, block.tokens * self.token_bytes)) != block.crc:
-                raise UserError(
-                    "store_damaged",
-                    f"{self.folder}: the states of a document are not what was written; remove the folder, then repeat "
-                    "the command with --resume",
-                )
+                self._notify(f"{self.folder}: the states of a document are damaged; they are computed again")
+                del self._blocks[key]
+                return None
             self._checked.add(key)
         return block
 
@@ -149,6 +147,7 @@ class TeacherStore:
                 self._cut()
                 raise
         self._end += size
+        self._entries += 1
         self._blocks[key] = block
         self._checked.add(key)
         return block
@@ -177,20 +176,21 @@ class TeacherStore:
         read = self._index.read()
         whole = read[: len(read) - len(read) % _ENTRY.size]
         there = os.fstat(self._states.fileno()).st_size
-        blocks, self._end = dict[bytes, Block](), 0
+        blocks, self._end, self._entries = dict[bytes, Block](), 0, 0
         for key, *where in _ENTRY.iter_unpack(whole):
             block = Block(*where)
             if block.place != self._end or block.place + block.tokens * self.token_bytes > there:
                 break
-            blocks[key], self._end = block, block.place + block.tokens * self.token_bytes
+            blocks[key], self._end = block, block.place + block.tokens * self.token_bytes  # after a damaged one
+            self._entries += 1
         if self._lock is not None:
-            self._index.truncate(len(blocks) * _ENTRY.size)
+            self._index.truncate(self._entries * _ENTRY.size)
             self._states.truncate(self._end)
         return blocks
 
     def _cut(self) -> None:
         """Back to the last block that is whole."""
-        for file, end in ((self._states, self._end), (self._index, len(self._blocks) * _ENTRY.size)):
+        for file, end in ((self._states, self._end), (self._index, self._entries * _ENTRY.size)):
             os.truncate(file.fileno(), end)
 
     def _read(self, place: int, size: int) -> bytes:

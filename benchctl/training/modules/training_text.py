@@ -257,7 +257,7 @@ def draft_tokens(asked: int | None, vocabulary: int, data: Data) -> Tensor | Non
     Those that weigh most in the text to learn from, prompts less than answers; of equals the lower ids. Raises
     UserError for fewer than two.
     """
-    count = asked if asked is not None else DRAFT_TOKENS if vocabulary >= LARGE_VOCABULARY else 0
+    count = default_draft_tokens(vocabulary) if asked is None else asked
     if count == 1:
         raise UserError("draft_vocabulary_too_small", "--draft-vocabulary 1 leaves nothing to choose; give 2 or more")
     if not count or count >= vocabulary:
@@ -267,6 +267,11 @@ def draft_tokens(asked: int | None, vocabulary: int, data: Data) -> Tensor | Non
     for piece in rows.pieces(np.random.default_rng(0)):
         weight += np.bincount(piece.tokens, piece.weights, vocabulary)
     return torch.from_numpy(np.sort(np.argsort(-weight, kind="stable")[:count]))
+
+
+def default_draft_tokens(vocabulary: int) -> int:
+    """The size of a draft vocabulary where none is asked for; 0 for the whole vocabulary."""
+    return DRAFT_TOKENS if vocabulary >= LARGE_VOCABULARY else 0
 
 
 def draft_text(ids: Tensor | None) -> str:
