@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from benchctl.bundled import cache_folder
 from benchctl.errors import UserError
 from benchctl.options import Option, changed_options, convert_options, options_of
-from benchctl.records.labels import current_label
+from benchctl.records.labels import current_label, split_options
 
 if TYPE_CHECKING:
     from benchctl.decoding.method import Method
@@ -39,8 +39,9 @@ JUDGES = "benchctl.judges"
 # The tests of benchctl examine these; a file that a user puts into methods/ is a plug-in like one of a distribution.
 SHIPPED = frozenset(
     (
-        *("autoregressive", "deed", "early_exit", "expert_offload", "lookahead", "m2r2", "m2r2_dynamic"),
-        *("m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "skip_decode", "two_model"),
+        *("autoregressive", "combine", "deed", "draft_tree", "early_exit", "expert_offload", "lookahead", "m2r2"),
+        *("m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "skip_decode", "suffix"),
+        *("token_recycling", "two_model"),
     )
 )
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
@@ -80,9 +81,11 @@ def parse_label(text: str) -> Label:
 
     >>> parse_label("medusa[tree=wide,heads=3]")
     Label(name='medusa', options=(('tree', 'wide'), ('heads', '3')))
+    >>> parse_label("combine[then=two_model[confidence=0,draft_tokens=3]]")
+    Label(name='combine', options=(('then', 'two_model[confidence=0,draft_tokens=3]'),))
     """
     match = _LABEL.fullmatch(text.strip())
-    parts = ((match and match["options"]) or "").split(",")
+    parts = split_options((match and match["options"]) or "")
     pairs = [tuple(map(str.strip, part.partition("="))) for part in parts if part.strip()]
     if match is None or not all(all(pair) for pair in pairs):
         raise UserError(
@@ -179,8 +182,18 @@ def judge_class(name: str) -> type[Judge]:
 
 def build(label_text: str) -> Method:
     """The method that a label asks for. Raises UserError for an unknown method or option and for a misfit value."""
+    from benchctl.decoding.method import Combines
+
     label = parse_label(label_text)
     built: Method = _built(label, method_class(label.name))
+    if isinstance(built, Combines):
+        parts = [build(part) for part in (built.first, built.then)]
+        built.first = canonical_label(parts[0], parse_label(built.first))
+        built.then = canonical_label(parts[1], parse_label(built.then))
+        try:
+            built.use_parts(parts)
+        except ValueError as error:
+            raise UserError("bad_option_value", f"{label.text}: {error}") from error
     return built
 
 

@@ -20,7 +20,7 @@ import torch
 from benchctl import bundled
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.errors import UserError
 from benchctl.measuring.check import Choice, Models, choose_method, choose_models
@@ -145,15 +145,15 @@ def choose(labels: Sequence[str], models: Models) -> tuple[list[Choice], dict[st
     Raises UserError where one of ``labels`` cannot run, where it names a draft model, since all are measured with that
     of ``models``, and where two would have the same name; loads no weights.
     """
-    info = TargetInfo.of(load_tokenizer(bundled.resolve(models.target)).config)
+    tokenizer = load_tokenizer(bundled.resolve(models.target))
     choices, left_out = [], {}
     for text in LABELS:
         try:
-            choices.append(choose_method(text, models).fit(info))
+            choices.append(choose_method(text, models).fit(tokenizer))
         except UserError as problem:
             left_out[text] = str(problem)
     choices = [replace(choice, named=False) for choice in choices]  # embedded modules may be for other options
-    choices += [_with_draft_of(models, choose_method(text, models).fit(info)) for text in labels]
+    choices += [_with_draft_of(models, choose_method(text, models).fit(tokenizer)) for text in labels]
     unique = list({choice.label: choice for choice in choices}.values())
     refuse_equal_names(unique)
     return unique, left_out

@@ -39,6 +39,7 @@ class Lookahead(Speculative):
     bonus: bool = True
     prompt_pool: bool = True
     drafts_from_text = False  # but from the window and the n-grams of all earlier steps
+    can_combine = False
     # Up to ngram - 1 levels of equally many columns: a column continues level 0 up to its own token there, then its own
     # tokens of the levels above. The first token of level 0 is the root.
     _levels: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)

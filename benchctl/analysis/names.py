@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import combinations
 
+from benchctl.records.labels import split_options
+
 
 def label_lines(label: str) -> tuple[str, ...]:
     """A label with each of its options on a line of its own, where there is no room for long labels.
@@ -10,7 +12,7 @@ def label_lines(label: str) -> tuple[str, ...]:
     `two_model[draft_tokens=5,tree=wide]` -> `two_model`, `draft_tokens=5`, `tree=wide`.
     """
     name, _, options = label.removesuffix("]").partition("[")
-    return (name, *options.split(",")) if options else (name,)
+    return (name, *split_options(options)) if options else (name,)
 
 
 def table_labels(labels: Sequence[str], most: int = 34) -> dict[str, str]:

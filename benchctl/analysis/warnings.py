@@ -316,7 +316,7 @@ def _of_methods(group: Group) -> Iterator[Warning]:
     for name, result in {(info.name, info.doctor): None for info in group.methods if info.doctor in found}:
         yield _warn("not_examined", label=name, found=found[result])
     for info in group.methods:
-        if info.options.get("memory") == "run" and not info.unsupported:
+        if "memory=run" in info.label and not info.unsupported:
             yield _warn("carries_over", label=info.label)
         if info.unsupported:
             yield _warn("not_measured", label=info.label, reason=info.unsupported)

@@ -100,7 +100,6 @@ def demo(context: click.Context, out: Path | None) -> None:
 def demo_labels(targets: tuple[str, ...]) -> list[tuple[str, ...]]:
     """For each target the labels of `Method.demo` that it is the first to run: none that lack models or modules."""
     from benchctl import bundled
-    from benchctl.decoding.model.target import TargetInfo
     from benchctl.decoding.model.tokenizer import load_tokenizer
     from benchctl.measuring.check import choose_method, choose_models
     from benchctl.measuring.settings import ModelSettings
@@ -112,11 +111,11 @@ def demo_labels(targets: tuple[str, ...]) -> list[tuple[str, ...]]:
     of_targets: list[tuple[str, ...]] = []
     for target in targets:
         models = choose_models(ModelSettings(target))
-        info = TargetInfo.of(load_tokenizer(bundled.resolve(target)).config)
+        tokenizer = load_tokenizer(bundled.resolve(target))
         fitting = []
         for label in labels:
             with suppress(UserError):
-                choose_method(label, models).fit(info)
+                choose_method(label, models).fit(tokenizer)
                 fitting.append(label)
         of_targets.append(tuple(fitting))
         labels = [label for label in labels if label not in fitting]

@@ -15,7 +15,7 @@ from benchctl.conformance.random_models import RandomModels
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Context, Method, UsesDraftModel
+from benchctl.decoding.method import CarriesOver, Context, Method, UsesDraftModel, labelled_parts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import MadeFor, Trainable, save_modules
 from benchctl.decoding.sampling import Sampling
@@ -30,7 +30,7 @@ class MethodUnderTest:
 
     label: str
     folder: Path
-    _modules: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _modules: dict[tuple[str, str], str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def fresh(self) -> Method:
         return build(self.label)
@@ -42,17 +42,22 @@ class MethodUnderTest:
     def prepared(self, models: RandomModels) -> Method:
         """A fresh method, ready for a target: with a noisy twin as draft model, with untrained modules if need be."""
         method = self.fresh()
-        if isinstance(method, Trainable) and method.needs_modules:
-            sha256 = models.target.weights_sha256
-            if sha256 not in self._modules:
-                folder = self.folder / str(len(self._modules))
-                save_modules(folder, untrained(method, models.target), facts_of(self.label, method, models.target))
-                self._modules[sha256] = str(folder)
-            method.modules = self._modules[sha256]
-        if isinstance(method, UsesDraftModel):
-            method.use_draft_model(models.draft)
+        for label, part in {self.label: method, **labelled_parts(method)}.items():
+            if isinstance(part, Trainable) and part.needs_modules:
+                part.modules = self._untrained_modules(label, part, models.target)
+            if isinstance(part, UsesDraftModel):
+                part.use_draft_model(models.draft)
         method.prepare(models.target)
         return method
+
+    def _untrained_modules(self, label: str, method: Trainable, target: Target) -> str:
+        """A folder of modules; the same for the same label and target."""
+        key = (label, target.weights_sha256)
+        if key not in self._modules:
+            folder = self.folder / str(len(self._modules))
+            save_modules(folder, untrained(method, target), facts_of(label, method, target))
+            self._modules[key] = str(folder)
+        return self._modules[key]
 
 
 def answer(
@@ -82,6 +87,8 @@ class Watched(Method):
         return self._method.serve(target, timer)
 
     def start(self, context: Context) -> int:
+        if isinstance(self._method, CarriesOver):
+            self._method.store = self._method.new_store()
         first = self._method.start(context)
         self._look(context.stream, context.tokens)
         return first

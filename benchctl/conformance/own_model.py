@@ -21,7 +21,7 @@ from benchctl.conformance.distributions import Drawing, Text, distribution, tota
 from benchctl.conformance.findings import Deviation, Finding, Held, Result, Skipped, finding, shown
 from benchctl.decoding.counting import count_step
 from benchctl.decoding.loop import DecodeRequest, Generation, decode, open_context
-from benchctl.decoding.method import Method, PlainDrafter, Speculative
+from benchctl.decoding.method import CarriesOver, Method, PlainDrafter, Speculative
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.verify import common_start
 from benchctl.registry import BASELINE, build
@@ -145,6 +145,8 @@ def _plain(drafter: PlainDrafter, case: Case, prompt: Sequence[int], got: Genera
 def _fresh(case: Case, prompt: Sequence[int], got: Generation, at: int) -> _Round:
     """The step that the method itself takes where it starts on the prompt and the first ``at`` tokens of its answer."""
     said, rest = got.token_ids[:at], got.token_ids[at:]
+    if isinstance(case.method, CarriesOver):
+        case.method.store = case.method.new_store()
     with case.method.serve(case.target, None) as served:
         context = open_context(served, DecodeRequest(prompt, case.new_tokens))
         context.tokens += [*served.read(prompt), *said[:-1]]

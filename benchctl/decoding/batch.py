@@ -47,9 +47,9 @@ class Batched(ABC):
 
 def why_not_batched(method: Method) -> str | None:
     """Why a method cannot decode in batches, for behind "since"; None when it can."""
-    if isinstance(method, CarriesOver):
-        return "its prompts build on each other"
-    return None if isinstance(method, Batched) else method.no_batch_reason
+    if not isinstance(method, Batched):
+        return method.no_batch_reason
+    return "its prompts build on each other" if isinstance(method, CarriesOver) else None
 
 
 class BatchCache:

@@ -33,6 +33,7 @@ class Context:
     forced    in replay mode the text that is committed whatever the method chooses
     enter     starts a phase of a profiled step, which lasts until another begins or the step ends
     verified  outcomes of the verifications of this step, which the loop counts drafted and accepted tokens from
+    prompt_state  residual [1, width] of the prompt's last token, once it has been run
     """
 
     target: Target
@@ -45,6 +46,7 @@ class Context:
     forced: ForcedText | None = None
     enter: Callable[[Phase], None] = ignore_phase
     verified: list[Outcome] = field(default_factory=list)
+    prompt_state: Tensor | None = None
 
     @property
     def remaining_tokens(self) -> int:
@@ -77,12 +79,12 @@ class Chain:
         else:
             probs = sampling.probs(draft_logits)
             place = draw(probs[0], self._context.generator)
-            self._probs.append(self._vocabulary.spread(probs, self._context.target.vocabulary))
+            self._probs.append(self._vocabulary.spread(probs, self._context.target.vocabulary)[0])
         self.tokens.append(self._vocabulary.token(place))
         return place
 
     def draft(self) -> Draft:
-        return Draft.chain(self.tokens, torch.cat(self._probs) if self._probs else None)
+        return Draft.chain(self.tokens, tuple(self._probs) or None)
 
 
 def one_token(context: Context, run: Callable[[Stream], None] = Stream.advance) -> tuple[int]:
@@ -131,13 +133,17 @@ class Method(ABC):
         return context.pick(context.target.head(self.prefill(context)))
 
     def prefill(self, context: Context, run: Callable[[Stream], None] = Stream.advance) -> Tensor:
-        """Run the prompt through all layers, or by ``run``, and commit it: its last token's residual [1, width]."""
-        stream = context.stream
-        stream.push(context.tokens)
-        run(stream)
-        last = stream.states[-1:]
-        stream.keep(range(stream.rows))
-        return last
+        """Run the prompt through all layers, or by ``run``, and commit it: its last token's residual [1, width].
+
+        Of a method that is combined with another, the prompt may have been run.
+        """
+        if context.prompt_state is None:
+            stream = context.stream
+            stream.push(context.tokens)
+            run(stream)
+            context.prompt_state = stream.states[-1:].clone()
+            stream.keep(range(stream.rows))
+        return context.prompt_state
 
     @abstractmethod
     def step(self, context: Context) -> Sequence[int]:
@@ -156,8 +162,10 @@ class UsesDraftModel(ABC):
     """Mix-in of a method that drafts with a second model: ``class Mine(Speculative, UsesDraftModel)``.
 
     The dataclass has an option ``draft_model``: its name; empty takes what --draft-model names.
+    ``any_tokenizer`` says that the draft model may have another tokenizer than the target.
     """
 
+    any_tokenizer: ClassVar[bool] = False
     draft_model: str
 
     @abstractmethod
@@ -179,6 +187,26 @@ class CarriesOver(ABC):
     @abstractmethod
     def new_store(self) -> object:
         """An empty store, which ``copy.deepcopy`` can copy."""
+
+
+class Combines(ABC):
+    """Mix-in of a method that is made of two others, whose labels are its options ``first`` and ``then``.
+
+    The registry builds the parts; the harness loads what they need as if they were measured alone.
+    """
+
+    first: str
+    then: str
+    parts: Sequence[Method]
+
+    @abstractmethod
+    def use_parts(self, parts: Sequence[Method]) -> None:
+        """Once, after the options are known. Raises ValueError for parts that cannot be combined."""
+
+
+def labelled_parts(method: Method) -> dict[str, Method]:
+    """The parts of a method by their labels; none for a method that is not made of others."""
+    return dict(zip((method.first, method.then), method.parts, strict=True)) if isinstance(method, Combines) else {}
 
 
 class MonotoneThreshold:
@@ -221,6 +249,7 @@ class Speculative(Method):
     """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack."""
 
     drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
+    can_combine: ClassVar[bool] = True  # not where `draft` runs rows of the target, or `observe` needs its own drafts
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod

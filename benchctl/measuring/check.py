@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,9 @@ import torch
 
 from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
-from benchctl.decoding.method import Method, UsesDraftModel, why_unsupported
+from benchctl.decoding.drafting.texts import UsesTexts
+from benchctl.decoding.drafting.vocabularies import SharedTokens
+from benchctl.decoding.method import Combines, Method, UsesDraftModel, why_unsupported
 from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
@@ -60,10 +62,9 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
             f"--resume cannot restore what {', '.join(remembering)} remembered of the prompts before. Measure all of "
             "it again into another --out, or use memory=prompt.",
         )
-    tokenizer = check_tokenizers(models, choices, settings.batch_size)
+    tokenizer = check_tokenizers(models, choices, notify, settings.batch_size)
     check_weights(settings.models.weights, tokenizer.config, dtype, device)
-    info = TargetInfo.of(tokenizer.config)
-    choices = tuple(choice.fit(info) for choice in choices)
+    choices = tuple(choice.fit(tokenizer) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)
     suites = load_suites(settings.prompts, notify)  # may be downloaded, so last
     out = settings.out or settings.folder / f"{name_run(suites, choices, settings.labels)}.jsonl"
@@ -138,6 +139,7 @@ class Choice:
     embedded     folder of the package's own modules for method and target, if no modules were named
     named        asked for by name, so that anything it lacks ends the run
     prepare_s    seconds that its preparation took; None before it
+    parts        of a method that is made of others
     """
 
     label: str
@@ -146,11 +148,17 @@ class Choice:
     embedded: str = ""
     named: bool = True
     prepare_s: float | None = None
+    parts: tuple[Choice, ...] = ()
+
+    @property
+    def whole(self) -> tuple[Choice, ...]:
+        """The choice itself and its parts."""
+        return (self, *self.parts)
 
     def draft_model(self, default: str) -> str:
         """The draft model it loads: its own option before the run's; empty for a method that needs none."""
         if not isinstance(self.method, UsesDraftModel):
-            return ""
+            return next(filter(None, (part.draft_model(default) for part in self.parts)), "")
         return str(getattr(self.method, "draft_model", "") or default)
 
     @property
@@ -164,17 +172,21 @@ class Choice:
         method = self.method
         return method.modules or self.embedded if isinstance(method, Trainable) and method.needs_modules else None
 
-    def fit(self, target: TargetInfo) -> Choice:
-        """The choice for this target, unsupported if the method cannot run on it.
+    def fit(self, tokenizer: TargetTokenizer) -> Choice:
+        """The choice for the target with this tokenizer, unsupported if the method cannot run on it.
 
-        Raises UserError if that method was asked for by name, and for named modules of a target of other sizes.
+        Raises UserError if that method was asked for by name, for named modules of a target of other sizes, and for a
+        file of texts that cannot be drafted from.
         """
+        target = TargetInfo.of(tokenizer.config)
         reason = self.unsupported or why_unsupported(self.method, target) or ""
         if reason and self.named:
             raise UserError("cannot_run_here", f"{self.label} cannot run on this target: {reason}.")
         if isinstance(self.method, Trainable) and not reason:
             check_sizes(self.method, target)
-        return replace(self, unsupported=reason)
+        if isinstance(self.method, UsesTexts) and self.method.texts:
+            self.method.read_texts(tokenizer)
+        return replace(self, unsupported=reason, parts=tuple(part.fit(tokenizer) for part in self.parts))
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:
         """The choice with its method prepared, unsupported if the embedded modules are for other options.
@@ -183,11 +195,12 @@ class Choice:
         """
         if self.unsupported:
             return self
-        if self.embedded and isinstance(self.method, Trainable):
-            self.method.modules = self.embedded
         try:
-            if isinstance(self.method, UsesDraftModel):
-                self.method.use_draft_model(models(self.draft_model(draft_model)))
+            for part in self.whole:
+                if part.embedded and isinstance(part.method, Trainable):
+                    part.method.modules = part.embedded
+                if isinstance(part.method, UsesDraftModel):
+                    part.method.use_draft_model(models(part.draft_model(draft_model)))
             self.method.prepare(target)
         except UserError as problem:
             if self.named or not self.embedded:
@@ -231,7 +244,8 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
     named = {_choose(text, models.target).label for text in texts if text.strip() != "all"}
     labels = (registry.BASELINE, *registry.split_labels(texts))
     unique = {choice.label: choice for choice in (_choose(text, models.target) for text in labels)}.values()
-    drafts = dict.fromkeys(filter(None, (choice.draft_model(models.draft) for choice in unique)))
+    drafts = dict.fromkeys(part.draft_model(models.draft) for choice in unique for part in choice.whole)
+    drafts.pop("", None)
     if len(drafts) > 1:  # the header names one draft model, so resume and compare could not see a second one
         raise UserError(
             "several_draft_models",
@@ -245,22 +259,37 @@ def choose_method(text: str, models: Models) -> Choice:
     return _check_needs(_choose(text, models.target), models.draft, named=True)
 
 
-def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int = 1) -> TargetTokenizer:
-    """The target's tokenizer. Raises UserError for a missing model, for batches on a target with an encoder, and for a
-    draft model with an encoder or another vocabulary."""
+def check_tokenizers(
+    models: Models, choices: Sequence[Choice], notify: Callable[[str], None], batch_size: int = 1
+) -> TargetTokenizer:
+    """The target's tokenizer; ``notify`` is given a line for a draft model with another one.
+
+    Raises UserError for a missing model, for batches on a target with an encoder, for a draft model with an encoder,
+    and for one with another tokenizer where a method takes none such.
+    """
     tokenizer = load_tokenizer(bundled.resolve(models.target))
     if batch_size > 1 and tokenizer.is_encoder_decoder:
         raise UserError("no_batches", f"{models.target} has an encoder; batches need a target without: no --batch-size")
+    parts = [part for choice in choices for part in choice.whole]
+    methods = {each.label: each.method for each in parts if isinstance(each.method, UsesDraftModel)}
+    picky = [label for label, method in methods.items() if not method.any_tokenizer]
     drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
     for draft in filter(None, dict.fromkeys(drafts)):
         draft_tokenizer, problem = load_tokenizer(bundled.resolve(draft)), ""
         if draft_tokenizer.is_encoder_decoder:  # its encoder would keep the previous prompt
             problem = "an encoder, which reads no prompt while drafting. Name a draft model without one"
-        elif draft_tokenizer.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(draft_tokenizer):
-            problem = (
-                f"another tokenizer than the target '{models.target}', so its tokens mean something else. Name a draft "
-                "model of the target's own family"
-            )
+        elif not tokenizer.drafts_alike(draft_tokenizer):
+            if picky:
+                problem = (
+                    f"another tokenizer than the target '{models.target}', which {picky[0]} cannot translate. Name a "
+                    "draft model of the target's own family"
+                )
+            else:
+                shared = len(SharedTokens(tokenizer, draft_tokenizer).pairs)
+                notify(
+                    f"The draft model '{draft}' has another tokenizer than the target. It drafts the {shared:,} of "
+                    f"{tokenizer.vocabulary:,} tokens that both have."
+                )
         if problem:
             raise UserError("unsuitable_draft_model", f"The draft model '{draft}' has {problem} with --draft-model.")
     return tokenizer
@@ -273,6 +302,9 @@ def _choose(text: str, target: str) -> Choice:
     """
     asked, method = registry.parse_label(text), registry.build(text)
     choice = Choice(registry.canonical_label(method, asked), method)
+    if isinstance(method, Combines):
+        choice = replace(choice, parts=(_choose(method.first, target), _choose(method.then, target)))
+        method.use_parts([part.method for part in choice.parts])
     if choice.modules is None:
         return choice
     assert isinstance(method, Trainable)
@@ -297,8 +329,10 @@ def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -
     elif choice.modules and isinstance(choice.method, Trainable):
         trained_options(choice.method, choice.name, choice.modules)
         read_draft_vocabulary(choice.modules)  # a damaged one is refused before weights are read
+    parts = tuple(_check_needs(part, draft, named) for part in choice.parts)
+    missing = missing or next((part.unsupported for part in parts if part.unsupported), "")
     if batch_size > 1 and (reason := why_not_batched(choice.method)):
         missing = f"it decodes no batches, since {reason}; measure it without --batch-size"
     if missing and named:
         raise UserError("cannot_run_here", f"{choice.label} cannot run: {missing}.")
-    return replace(choice, unsupported=missing, named=named)
+    return replace(choice, unsupported=missing, named=named, parts=parts)

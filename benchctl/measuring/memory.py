@@ -67,7 +67,8 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     info, logits = target.info, _LOGIT_ROWS * _LOGIT_BYTES * target.vocabulary
     row = 4 * info.hidden_size + info.query_size + 2 * info.kv_size + 3 * info.mlp_size
     held = {"target": sizes[0].held, "draft model": sum(size.held for size in sizes[1:])}
-    held["modules"] = sum(_modules_bytes(choice, target, forms(target, device, weights)) for choice in checked.choices)
+    parts = [part for choice in checked.choices for part in choice.whole]
+    held["modules"] = sum(_modules_bytes(part, target, forms(target, device, weights)) for part in parts)
     held["experts"] = sum(_fast_tier_bytes(choice, target) for choice in checked.choices)
     held |= {"cache": cached, "work": logits + longest * settings.batch_size * row * target.dtype.itemsize}
     held = {name: size for name, size in held.items() if size}

@@ -13,7 +13,7 @@ import torch
 
 from benchctl import bundled
 from benchctl.decoding.model.layers import Experts
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.decoding.sampling import Sampling
@@ -212,9 +212,8 @@ def prepare_own_model(
     if not choices:
         raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)
-    tokenizer = check_tokenizers(names, choices)
-    info = TargetInfo.of(tokenizer.config)
-    choices = [choice.fit(info) for choice in choices]
+    tokenizer = check_tokenizers(names, choices, notify)
+    choices = [choice.fit(tokenizer) for choice in choices]
     suites = [fit_suite(suite, tokenizer, "skip", notify) for suite in load_suites(asked, notify)]  # may be downloaded
     torch.set_num_threads(models.threads)
     store = model_store("float64", device)
@@ -305,6 +304,7 @@ def suite_info(suite: Suite) -> SuiteInfo:
 
 
 def method_info(choice: Choice) -> MethodInfo:
+    modules = [part.modules for part in choice.whole]
     return MethodInfo(
         label=choice.label,
         name=choice.name,
@@ -312,7 +312,7 @@ def method_info(choice: Choice) -> MethodInfo:
         exactness=choice.method.exactness,
         reason=choice.method.reason,
         unsupported=choice.unsupported,
-        modules_sha256=modules_sha256(choice.modules) if choice.modules and not choice.unsupported else "",
+        modules_sha256="" if choice.unsupported else "+".join(map(modules_sha256, filter(None, modules))),
         source_sha256="" if choice.name in SHIPPED else source_sha256(choice.name),
         doctor=doctor_result(choice.name),
     )

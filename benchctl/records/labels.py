@@ -23,10 +23,26 @@ _OLD_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 }
 
 
+def split_options(text: str) -> list[str]:
+    """The options of a label, which are between commas outside brackets.
+
+    >>> split_options("first=suffix[tree=true,factor=2],then=two_model")
+    ['first=suffix[tree=true,factor=2]', 'then=two_model']
+    """
+    options, depth = [""], 0
+    for character in text:
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            options.append("")
+        else:
+            options[-1] += character
+    return options
+
+
 def old_defaults(label: str, options: Mapping[str, object]) -> str:
     """The options that a label omits because they were defaults of version 0.1: `draft_tokens=4, confidence=0.0`."""
     name, _, given = label.partition("[")
-    named = {option.partition("=")[0] for option in given.removesuffix("]").split(",")}
+    named = {option.partition("=")[0] for option in split_options(given.removesuffix("]"))}
     old = _OLD_DEFAULTS.get(name, {}).items()
     return ", ".join(f"{key}={value}" for key, value in old if key not in named and options.get(key) == value)
 
@@ -38,7 +54,7 @@ def current_label(label: str) -> str:
     `m2r2[mode=dynamic,threshold=0.3]` becomes `m2r2_dynamic[threshold=0.3]`.
     """
     name, _, text = label.partition("[")
-    options = text.removesuffix("]").split(",")
+    options = split_options(text.removesuffix("]"))
     for option in options:
         if new_name := _RENAMED.get((name, option)):
             kept = ",".join(other for other in options if other != option)

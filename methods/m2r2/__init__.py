@@ -54,6 +54,7 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
     confidence: float = 0.2
     source: Literal["accelerated", "slow", "exit"] = "accelerated"
     draft_vocabulary: Literal["stored", "whole"] = "stored"
+    can_combine = False
     _gate: int = field(init=False, repr=False, compare=False)
     _run: PairedRun | None = field(init=False, repr=False, compare=False)
     _head: Heads = field(init=False, repr=False, compare=False)

@@ -35,6 +35,11 @@ class StaleStream:
         states: Tensor = self._stream.states
         return states
 
+    @property
+    def text(self) -> list[int]:
+        text: list[int] = self._stream.text[self._stale :]
+        return text
+
     def truncate(self, length: int) -> None:
         self._stale += self.length - length
 
@@ -86,5 +91,5 @@ class FlatterTwoModel(TwoModel):
         draft: Draft = super().draft(context, budget)
         if draft.probs is None:
             return draft
-        flatter = draft.probs.sqrt()
-        return replace(draft, probs=flatter / flatter.sum(-1, keepdim=True))
+        flatter = [probs.sqrt() for probs in draft.probs]
+        return replace(draft, probs=[probs / probs.sum() for probs in flatter])

@@ -9,13 +9,14 @@ from functools import cache
 from itertools import count
 from typing import Any
 
+import pytest
 import torch
 from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
 from tiny import tiny_model
 from untrained import untrained_folder
 
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Method, UsesDraftModel
+from benchctl.decoding.method import Method, UsesDraftModel, labelled_parts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 from benchctl.decoding.modules.trainable import Trainable
@@ -28,6 +29,7 @@ NEW_TOKENS = 40
 LAYERS = 4
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))  # families and seeds that oracles are asked about
+FIRST_FAST = (MODELS[0], *(pytest.param(*model, marks=pytest.mark.slow) for model in MODELS[1:]))
 
 # Labels whose answer must be the target's own, and labels whose answer need not be. A method that no label here names
 # joins the list of what it claims with its defaults: see below.
@@ -36,9 +38,24 @@ EXACT: tuple[str, ...] = (
     "two_model",
     "two_model[draft_tokens=1]",
     "two_model[draft_tokens=4,confidence=0.5]",
+    "two_model[draft_tokens=5,confidence=0.3,stop=product]",
+    "two_model[draft_tokens=5,stop=entropy,confidence=0.4]",
+    "two_model[draft_tokens=3,stop=bandit,accept=block]",
+    "draft_tree",
+    "draft_tree[tree=3x2x1]",
+    "draft_tree[tree=best_first,nodes=6,depth=3,confidence=0]",
+    "draft_tree[tree=optimal,draft_cost=0.02,row_cost=0.02]",
     "prompt_lookup",
     "prompt_lookup[draft_tokens=3,max_ngram=3,match=last]",
     "prompt_lookup[draft_tokens=2,max_ngram=1,allow_short=false]",
+    "suffix",
+    "suffix[tree=true,factor=3.0,min_prob=0.0,draft_tokens=12]",
+    "suffix[rank=longest,draft_tokens=4,memory=run]",
+    "token_recycling",
+    "token_recycling[nodes=80,memory=run]",
+    "combine[first=suffix[min_match=2],then=two_model[confidence=0.3]]",
+    "combine[first=two_model[draft_tokens=2],then=token_recycling,when=union]",
+    "combine[first=prompt_lookup[draft_tokens=2],then=medusa,when=longer]",
     "early_exit[mode=draft,exits=1,threshold=0]",
     "early_exit[mode=draft,exits=3,threshold=0,draft_tokens=6]",
     "early_exit[mode=draft,confidence=softmax_max,threshold=0.5]",
@@ -168,11 +185,12 @@ def answer(family: str, seed: int, prompt_tokens: int) -> list[int]:
 def prepared(label: str, target: Target, draft: Target | None = None) -> Method:
     """A fresh method, ready for the target: with a draft model if there is one, with untrained modules if need be."""
     method = build(label)
-    if isinstance(method, Trainable) and method.needs_modules:
-        method.modules = str(untrained_folder(label, method, target))
-    if isinstance(method, UsesDraftModel):
-        assert draft is not None, "this method needs a draft model"
-        method.use_draft_model(draft)
+    for part_label, part in {label: method, **labelled_parts(method)}.items():
+        if isinstance(part, Trainable) and part.needs_modules:
+            part.modules = str(untrained_folder(part_label, part, target))
+        if isinstance(part, UsesDraftModel):
+            assert draft is not None, "this method needs a draft model"
+            part.use_draft_model(draft)
     method.prepare(target)
     return method
 

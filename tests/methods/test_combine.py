@@ -1,0 +1,226 @@
+"""Combined drafters take the steps of a replay of both, run the prompt once, and are loaded as their parts are."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures_run import invoke_run, make_settings
+from oracles import Drafter, lookup_drafter, model_drafter, replay_tree
+from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
+
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.names import label_lines
+from benchctl.analysis.warnings import warnings
+from benchctl.conformance import checks
+from benchctl.conformance.findings import Deviation
+from benchctl.conformance.method_under_test import MethodUnderTest
+from benchctl.conformance.random_models import random_models
+from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.drafting.texts import write_texts
+from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.method import Context
+from benchctl.errors import UserError
+from benchctl.measuring.check import Models, check, choose_method, choose_methods
+from benchctl.methods.combine import Combine, union
+from benchctl.methods.prompt_lookup import PromptLookup
+from benchctl.records.schema import Row
+from benchctl.records.writer import RunFile, read
+from benchctl.registry import build, canonical_label, expand_sweep, parse_label
+
+LOOKUP = "prompt_lookup[draft_tokens=3,max_ngram=2,min_ngram=2]"
+MODEL = "two_model[draft_tokens=4,confidence=0.4]"
+
+
+def combined(when: str, drafters: tuple[Drafter, ...], text: list[int], budget: int) -> list[list[int]]:
+    """The branches that are verified."""
+    drafts = [drafter(text, budget) for drafter in drafters]
+    if when == "union":
+        return drafts
+    if when == "first":
+        return [drafts[0] or drafts[1]]
+    return [max(drafts, key=len)]
+
+
+@pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
+@pytest.mark.parametrize("when", ["first", "longer", "union"])
+@pytest.mark.parametrize("order", [1, -1], ids=["lookup first", "model first"])
+def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> None:
+    models = pair(family, seed)
+    labels = (LOOKUP, MODEL)[::order]
+    drafters = (lookup_drafter(3, 2, "last", min_ngram=2), model_drafter(models.naive_draft, 4, 0.4))[::order]
+    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
+        text, prompt = answer(family, seed, prompt_tokens), prompt_of(prompt_tokens, seed)
+        label = f"combine[first={labels[0]},then={labels[1]},when={when}]"
+        got = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft)
+        assert list(got.token_ids) == text
+
+        def branches(text: list[int], budget: int) -> list[list[int]]:
+            return combined(when, drafters, text, budget)
+
+        assert rounds_of(got) == replay_tree(prompt, text, len(text), branches)
+
+
+def test_a_union_has_each_path_once_and_those_of_the_first_draft_first() -> None:
+    one = Draft((5, 6, 7), (ROOT, 0, ROOT))
+    other = Draft((7, 8, 5, 6, 9), (ROOT, 0, ROOT, 2, 3))
+    both = union(one, other)
+    assert both.tokens == (5, 6, 7, 8, 9)
+    assert both.parents == (ROOT, 0, ROOT, 2, 1)
+    assert union(Draft(), other).parents == other.parents
+    assert len(union(Draft(), Draft())) == 0
+
+
+def test_the_prompt_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    models, pushed = pair("llama"), list[int]()
+    push = Stream.push
+
+    def watched(stream: Stream, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
+        if stream.target is models.target:
+            pushed.append(len(tokens))
+        push(stream, tokens, parents)
+
+    monkeypatch.setattr(Stream, "push", watched)
+    for then in ("medusa", "two_model", "token_recycling"):
+        pushed.clear()
+        run(f"combine[then={then}]", models.target, prompt_of(20), 6, draft=models.draft)
+        assert pushed.count(20) == 1
+
+
+def deeper_with_probs(method: Combine, context: Context, budget: int) -> Draft:
+    """The deeper draft with the probabilities that its tokens were drawn with: a mistake."""
+    drafts: list[Draft] = [part.draft(context, budget) for part in method.parts]
+    return max(drafts, key=lambda draft: draft.depth)
+
+
+def test_tokens_of_a_draft_that_is_chosen_for_its_depth_do_not_have_their_probabilities(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that ends at an unlikely token is not chosen, so tokens of the chosen ones are likelier than drawn."""
+    parts = "first=two_model[confidence=0.4,draft_tokens=2],then=prompt_lookup[draft_tokens=2],when=longer"
+    label, models = f"combine[{parts}]", random_models("llama")
+    assert checks.sampled(MethodUnderTest(label, tmp_path), models) is None
+    monkeypatch.setattr(Combine, "draft", deeper_with_probs)
+    assert isinstance(checks.sampled(MethodUnderTest(label, tmp_path), models), Deviation)
+
+
+def test_parts_keep_stores_of_their_own_and_copies_of_them_give_the_same_steps() -> None:
+    models = pair("llama")
+    method = prepared("combine[first=suffix[memory=run],then=token_recycling,when=union]", models.target)
+    assert isinstance(method, Combine) and method.memory == "run"
+    store = method.new_store()
+    request = DecodeRequest(prompt_of(13), NEW_TOKENS, store=store)
+    cold = decode(method, models.target, request)
+    kept = copy.deepcopy(store)
+    warm = decode(method, models.target, request)
+    again = decode(method, models.target, replace(request, store=kept))
+    assert warm.token_ids == cold.token_ids
+    assert warm.steps == again.steps and len(warm.steps) < len(cold.steps)
+    assert len(store) == 2
+
+
+def test_labels_of_parts_have_options_of_their_own() -> None:
+    label = "combine[first=suffix[tree=true,factor=2],then=two_model[draft_tokens=3],when=longer]"
+    method = build(label)
+    assert isinstance(method, Combine)
+    assert (method.first, method.then, method.when) == ("suffix[factor=2.0,tree=true]", MODEL_OF_THREE, "longer")
+    canonical = canonical_label(method, parse_label(label))
+    assert canonical == f"combine[first=suffix[factor=2.0,tree=true],then={MODEL_OF_THREE},when=longer]"
+    assert canonical_label(build(canonical), parse_label(canonical)) == canonical
+    assert label_lines(canonical) == (
+        *("combine", "first=suffix[factor=2.0,tree=true]", f"then={MODEL_OF_THREE}", "when=longer"),
+    )
+    same = "combine[first=suffix[depth=24]]"
+    assert canonical_label(build(same), parse_label(same)) == "combine"
+    assert expand_sweep("combine[first=suffix|prompt_lookup[max_ngram=2,min_ngram=2],when=first|union]")[3] == (
+        "combine[first=prompt_lookup[max_ngram=2,min_ngram=2],when=union]"
+    )
+
+
+MODEL_OF_THREE = "two_model[draft_tokens=3]"
+
+
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ("combine[first=medusa[accept=typical]]", "bad_option_value"),
+        ("combine[first=early_exit]", "bad_option_value"),
+        ("combine[first=early_exit[mode=draft]]", "bad_option_value"),
+        ("combine[first=deed[mode=draft]]", "bad_option_value"),
+        ("combine[then=m2r2]", "bad_option_value"),
+        ("combine[then=lookahead]", "bad_option_value"),
+        ("combine[then=autoregressive]", "bad_option_value"),
+        ("combine[then=suffix[depth=24]]", "bad_option_value"),
+        ("combine[then=suffix[depth=1]]", "bad_option_value"),
+        ("combine[then=suffix[size=1]]", "unknown_option"),
+        ("combine[then=nothing]", "unknown_method"),
+        ("combine[then=suffix[depth=3]", "bad_label"),
+    ],
+)
+def test_parts_that_cannot_be_combined_are_refused(label: str, problem: str) -> None:
+    with pytest.raises(UserError) as raised:
+        build(label)
+    assert raised.value.id == problem
+
+
+def test_a_part_that_pushes_rows_is_refused_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pushes(method: PromptLookup, context: Context, budget: int) -> Draft:
+        context.stream.push(context.tokens[:1])
+        return Draft.chain(context.tokens[:1])
+
+    monkeypatch.setattr(PromptLookup, "draft", pushes)
+    method = prepared("combine[first=prompt_lookup,then=suffix]", pair("llama").target)
+    with pytest.raises(UserError) as raised:
+        decode(method, pair("llama").target, DecodeRequest(prompt_of(13), NEW_TOKENS))
+    assert raised.value.id == "cannot_combine"
+
+
+def test_draft_models_and_modules_of_parts_are_chosen_as_for_the_parts_alone() -> None:
+    models = Models("ref-dense", "ref-draft")
+    choice = choose_method("combine[first=suffix,then=medusa]", models)
+    assert choice.parts[1].embedded == choose_method("medusa", models).embedded != ""
+    assert isinstance(choice.method, Combine) and choice.method.parts[1] is choice.parts[1].method
+    assert choice.draft_model("ref-draft") == ""
+    assert choose_method("combine", models).draft_model("ref-draft") == "ref-draft"
+    of_all = {choice.label: choice for choice in choose_methods(["all"], Models("ref-dense", ""))}
+    assert of_all["combine"].unsupported and not of_all["suffix"].unsupported
+    with pytest.raises(UserError) as raised:
+        choose_method("combine", Models("ref-dense", ""))
+    assert raised.value.id == "cannot_run_here"
+    with pytest.raises(UserError) as raised:
+        choose_methods(["combine[then=two_model[draft_model=ref-dense]]", "two_model"], models)
+    assert raised.value.id == "several_draft_models"
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_file_of_texts_of_a_part_is_checked_before_weights_are_read(run_folder: Path, tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts.jsonl", "0" * 64, [[5, 6, 7]])
+    methods = (f"combine[first=suffix[texts={tmp_path / 'texts.jsonl'}]]",)
+    with pytest.raises(UserError) as raised:
+        check(replace(make_settings(run_folder, tmp_path / "out.jsonl"), methods=methods), lambda notice: None)
+    assert raised.value.id == "texts_of_other_tokenizer"
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "label", ["suffix[memory=run]", "token_recycling[memory=run]", "combine[first=suffix[memory=run],when=union]"]
+)
+def test_a_second_repeat_takes_the_steps_of_the_first(label: str) -> None:
+    """Although the method remembers the prompts before."""
+    result = invoke_run("--method", label, "--max-new-tokens", "9", "--repeats", "2")
+    assert result.exit_code == 0, result.stderr
+    file = read("out.jsonl")
+    rows = [row for row in file.rows if row.label == label and row.repeat >= 0]
+    steps = {(row.prompt_id, row.turn, row.repeat): (row.rows, row.accepted) for row in rows}
+    assert steps and all(steps[prompt, turn, 0] == steps[prompt, turn, 1] for prompt, turn, _ in steps)
+    (group,) = compare([file])
+    assert "carries_over" in {warning.id for warning in warnings(group)}
+    assert all(row.token_ids == baseline.token_ids for row, baseline in zip(rows, baselines(file), strict=True))
+
+
+def baselines(file: RunFile) -> list[Row]:
+    return [row for row in file.rows if row.label == "autoregressive" and row.repeat >= 0]
