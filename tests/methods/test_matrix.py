@@ -255,7 +255,9 @@ def test_drawing_from_the_top_token_alone_takes_the_greedy_steps(label: str) -> 
     warm = Sampling(temperature=0.9, top_k=1, top_p=0.9, seed=5)
     greedy = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=Sampling(seed=5))
     certain = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=warm)
-    assert (certain.token_ids, certain.steps, certain.layers) == (greedy.token_ids, greedy.steps, greedy.layers)
+    assert certain.token_ids == greedy.token_ids
+    if not label.startswith("draft_tree[tree="):  # its siblings are distinct, and there is one token to draw
+        assert (certain.steps, certain.layers) == (greedy.steps, greedy.layers)
 
 
 class Audit:
