@@ -75,6 +75,12 @@ def test_a_draft_cache_that_the_text_hides_is_found_by_its_steps(mutant: type[Tw
 
 ORACLES: dict[str, Drafter] = {
     "two_model[draft_tokens=3,confidence=0.4]": model_drafter(pair("llama").naive_draft, 3, 0.4),
+    "two_model[draft_tokens=5,stop=product,confidence=0.1]": model_drafter(
+        pair("llama").naive_draft, 5, 0.1, stop="product"
+    ),
+    "two_model[draft_tokens=5,stop=entropy,confidence=0.4]": model_drafter(
+        pair("llama").naive_draft, 5, 0.4, stop="entropy"
+    ),
     "prompt_lookup[draft_tokens=3,max_ngram=2]": lookup_drafter(3, 2, "last"),
     "prompt_lookup[draft_tokens=2,match=first,allow_short=false]": lookup_drafter(2, 3, "first", False),
     "early_exit[mode=draft,exits=3+1,threshold=0.3]": exit_drafter(

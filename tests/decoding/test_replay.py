@@ -54,6 +54,17 @@ def test_two_model_steps_equal_replay(draft_tokens: int, confidence: float, fami
     _assert_rounds(label, model_drafter(pair(family, seed).naive_draft, draft_tokens, confidence), family, seed)
 
 
+@pytest.mark.parametrize(
+    ("stop", "confidence"), [("product", 0.1), ("product", 0.4), ("entropy", 0.4), ("entropy", 0.6)]
+)
+def test_two_model_steps_equal_replay_by_other_rules_to_stop(stop: str, confidence: float) -> None:
+    """These confidences end some drafts early, and not all."""
+    drafter = model_drafter(pair("llama").naive_draft, 5, confidence, stop=stop)
+    _assert_rounds(f"two_model[draft_tokens=5,stop={stop},confidence={confidence}]", drafter, "llama", 0)
+    lengths = {len(drafter(prompt_of(tokens), 9)) for tokens in range(1, 30)}
+    assert len(lengths) > 1
+
+
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("draft_tokens", "max_ngram", "match", "allow_short", "min_ngram"), LOOKUP)
 def test_prompt_lookup_steps_equal_replay(

@@ -54,15 +54,23 @@ def _agreement(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def model_drafter(naive: Naive, draft_tokens: int, confidence: float = 0.0, context_tokens: int = 1 << 30) -> Drafter:
-    """Greedy guesses of another model; stops after one it gave less than ``confidence`` and where its context ends."""
+def model_drafter(
+    naive: Naive, draft_tokens: int, confidence: float = 0.0, context_tokens: int = 1 << 30, stop: str = "confidence"
+) -> Drafter:
+    """Greedy guesses of another model; stops after one it gave less than ``confidence`` and where its context ends.
+
+    ``stop`` "product" compares the product over all guesses instead, "entropy" AdaEDL's bound.
+    """
 
     def draft(text: list[int], budget: int) -> list[int]:
         proposal: list[int] = []
+        together = 1.0
         for _ in range(min(draft_tokens, budget, context_tokens + 1 - len(text))):
             probs = naive.logits(naive.last_states([*text, *proposal])[-1]).softmax(-1)
             proposal.append(int(probs.argmax()))
-            if float(probs.max()) < confidence:
+            together *= float(probs.max())
+            bound = 1.0 - (0.2 * float(-(probs * probs.log()).sum())) ** 0.5
+            if {"confidence": float(probs.max()), "product": together, "entropy": bound}[stop] < confidence:
                 break
         return proposal
 

@@ -86,36 +86,43 @@ def grow_likeliest(
 
     The tokens are chosen, not drawn, so verification takes them for certain proposals.
     """
-    scores: list[float] = []
-    tokens: list[int] = []
-    parents: list[int] = []
-    rows, base_scores, frontier = [ROOT], [0.0], Frontier()  # the candidates that are expanded
-    expanded = 0
-    best: list[int] = []
+    scored: list[_Candidate] = []
+    best: list[int] = []  # candidates, by their places in ``scored``
+    expanding, frontier, expanded = [_Candidate(0.0, -1, ROOT, -1)], Frontier(), 0
+    rows = [ROOT]
     for level in range(1, depth + 1 if nodes > 0 else 1):
         log_probs = expand(frontier)
-        first, at = len(scores), expanded
-        expanded += len(rows)
         values, columns = log_probs.topk(min(width, log_probs.shape[-1]))
-        places: list[int] = []  # of each candidate's parent among all expanded nodes
-        for node, (row, base) in enumerate(zip(rows, base_scores, strict=True)):
-            for value, column in zip(values[node].tolist(), columns[node].tolist(), strict=True):
-                score = base + min(value, 0.0)  # rounding must not make a child likelier than its parent
+        first = len(scored)
+        for node, row, node_values, node_columns in zip(
+            expanding, rows, values.tolist(), columns.tolist(), strict=True
+        ):
+            for value, column in zip(node_values, node_columns, strict=True):
+                score = node.score + min(value, 0.0)  # rounding must not make a child likelier than its parent
                 if score > -inf and exp(score) >= confidence:
-                    scores.append(score)
-                    tokens.append(vocabulary.token(column))
-                    parents.append(row)
-                    places.append(at + node)
-        best = sorted(range(len(scores)), key=lambda row: -scores[row])[:nodes]  # a stable order
-        newest = sorted(range(first, len(scores)), key=lambda row: -scores[row])[:width]
-        rows = [row for row in newest if row in set(best)]
+                    scored.append(_Candidate(score, vocabulary.token(column), row, expanded))
+            expanded += 1
+        best = sorted(range(len(scored)), key=lambda row: -scored[row].score)[:nodes]  # a stable order
+        among_best = set(best)
+        newest = sorted(range(first, len(scored)), key=lambda row: -scored[row].score)[:width]
+        rows = [row for row in newest if row in among_best]
         if not rows:
             break
-        base_scores = [scores[row] for row in rows]
-        frontier = Frontier(level, tuple(tokens[row] for row in rows), tuple(places[row - first] for row in rows))
+        expanding = [scored[row] for row in rows]
+        tokens = tuple(node.token for node in expanding)
+        frontier = Frontier(level, tokens, tuple(node.place for node in expanding))
     kept = sorted(best)
-    place_of = {row: place for place, row in enumerate(kept)} | {ROOT: ROOT}
-    return Draft(tuple(tokens[row] for row in kept), tuple(place_of[parents[row]] for row in kept))
+    row_of = {ROOT: ROOT} | {place: row for row, place in enumerate(kept)}
+    return Draft(tuple(scored[place].token for place in kept), tuple(row_of[scored[place].parent] for place in kept))
+
+
+class _Candidate(NamedTuple):
+    """A scored text: log-probability, its last token, its parent among the candidates, and among expanded nodes."""
+
+    score: float
+    token: int
+    parent: int
+    place: int
 
 
 def grow_shape(expand: Expand, shape: Sequence[Path], picks: Picks) -> Draft:

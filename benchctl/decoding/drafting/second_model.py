@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from benchctl.decoding.drafting.vocabularies import SameTokens, shared_tokens
+from benchctl.decoding.drafting.vocabularies import SameTokens, SharedTokens, shared_tokens
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Speculative, UsesDraftModel
 from benchctl.decoding.model.kernels import Linear
@@ -37,7 +37,8 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
 
     def prepare(self, target: Target) -> None:
         self._tokens = shared_tokens(target, self._model)
-        self.load_vocabulary(self._model.folder, min(target.vocabulary, self._model.vocabulary))
+        own, other = self._model.vocabulary, isinstance(self._tokens, SharedTokens)
+        self.load_vocabulary(self._model.folder, own if other else min(own, target.vocabulary))
         self.vocabulary = self._tokens.narrow(self.vocabulary)
         self._lm_head = self.vocabulary.lm_head(self._model)
 
