@@ -1,0 +1,1 @@
+"""How drafts are made: trees, their growth, and where they end."""
