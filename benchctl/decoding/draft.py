@@ -18,8 +18,8 @@ class Draft:
     tokens      [rows] proposed token ids
     parents     [rows] the row each one continues, ROOT for children of the root; a parent precedes its children
     scratch     [rows] True for rows that only ride along: never accepted, their logits go back to the drafter
-    probs       [rows, vocabulary] the distribution each token was really drawn from, None for deterministic drafts;
-                for siblings without replacement the one before any of them was removed
+    probs       [rows][vocabulary] the distribution each token was really drawn from, None for deterministic drafts;
+                for siblings without replacement the one before any of them was removed; siblings may share a row
     replacement whether siblings were drawn independently (True) or without replacement (False)
 
     Siblings are tried in row order. Tokens (5, 7, 9), parents (ROOT, 0, ROOT) propose "5 7" and, besides, "9".
@@ -28,7 +28,7 @@ class Draft:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     scratch: tuple[bool, ...] = ()
-    probs: Tensor | None = None
+    probs: Sequence[Tensor] | None = None
     replacement: bool = True
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Draft:
                 raise ValueError(f"row {row} could be accepted, but its parent {parent} is scratch")
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], probs: Tensor | None = None) -> Draft:
+    def chain(cls, tokens: Sequence[int], probs: Sequence[Tensor] | None = None) -> Draft:
         return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), probs=probs)
 
     def __len__(self) -> int:

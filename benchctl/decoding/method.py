@@ -77,12 +77,12 @@ class Chain:
         else:
             probs = sampling.probs(draft_logits)
             place = draw(probs[0], self._context.generator)
-            self._probs.append(self._vocabulary.spread(probs, self._context.target.vocabulary))
+            self._probs.append(self._vocabulary.spread(probs, self._context.target.vocabulary)[0])
         self.tokens.append(self._vocabulary.token(place))
         return place
 
     def draft(self) -> Draft:
-        return Draft.chain(self.tokens, torch.cat(self._probs) if self._probs else None)
+        return Draft.chain(self.tokens, tuple(self._probs) or None)
 
 
 def one_token(context: Context, run: Callable[[Stream], None] = Stream.advance) -> tuple[int]:

@@ -80,3 +80,15 @@ class WarpedRows:
 
 def draw(probs: Tensor, generator: torch.Generator) -> int:
     return int(torch.multinomial(probs, 1, generator=generator).item())
+
+
+def draw_distinct(probs: Tensor, count: int, generator: torch.Generator) -> list[int]:
+    """``count`` tokens drawn one after another without replacement by ``probs`` [vocabulary], in the order of draws.
+
+    Fewer where fewer have a probability. It has the distribution of Gumbel-top-k (Kool et al. 1903.06059).
+    """
+    left, tokens = probs.clone(), list[int]()
+    for _ in range(min(count, int(probs.count_nonzero()))):
+        tokens.append(draw(left, generator))
+        left[tokens[-1]] = 0.0
+    return tokens

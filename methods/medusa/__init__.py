@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.drafting.trees import Path, pick, read_widths, wide_tree
 from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
@@ -32,7 +33,6 @@ from benchctl.errors import UserError
 
 from .heads import KEPT_NODES, Heads, fresh_heads, heads_loss, path_shares, sparse_plan, top_shares, tree_findings
 from .published import read_published
-from .trees import Path, pick, read_widths, wide_tree
 
 
 @dataclass

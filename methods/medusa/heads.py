@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchctl.decoding.drafting.trees import Path, likeliest, sparse_tree
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary
 from benchctl.decoding.modules.exits import divergences, exit_losses, wanted_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
-
-from .trees import Path, likeliest, sparse_tree
 
 KEPT_NODES = 256  # more rows than any verification is worth
 _RANKS = 10  # picks of a head that are measured, as the authors measure them

@@ -95,7 +95,7 @@ def drawn_tree(shape: Text, draft_probs: Model, replacement: bool) -> Draft:
             left[[tokens[other] for other in range(row) if shape[other] == parent]] = 0.0
         tokens.append(draw(left, NO_GENERATOR))
         rows.append(probs)
-    return Draft(tuple(tokens), shape, probs=torch.stack(rows), replacement=replacement)
+    return Draft(tuple(tokens), shape, probs=rows, replacement=replacement)
 
 
 CHAIN = (ROOT, 0)
@@ -199,7 +199,7 @@ def test_a_hundred_thousand_real_draws_pass_the_g_test_on_the_first_two_tokens()
     wide_target, wide_drafter = model(3, Sampling(1.0), WIDE), model(4, Sampling(1.0), WIDE)
     generator = torch.Generator().manual_seed(11)
     proposals = torch.multinomial(wide_drafter(()), DRAWS, replacement=True, generator=generator).tolist()
-    probs = wide_drafter(())[None]
+    probs = (wide_drafter(()),)
     drafts = [Draft((token,), (ROOT,), probs=probs) for token in range(WIDE)]
     rows = [torch.stack((wide_target(()), wide_target((token,)))) for token in range(WIDE)]
     counts = Counter(first_two(drafts[token], rows[token], wide_target, generator) for token in proposals)

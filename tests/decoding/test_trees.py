@@ -10,7 +10,7 @@ from math import prod
 import pytest
 
 from benchctl.decoding.draft import ROOT
-from benchctl.methods.medusa.trees import Path, likeliest, pick, read_widths, sparse_tree, wide_tree
+from benchctl.decoding.drafting.trees import Path, likeliest, pick, read_widths, sparse_tree, wide_tree
 
 
 def test_a_wide_tree_has_every_combination_parents_first() -> None:

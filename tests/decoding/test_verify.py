@@ -86,7 +86,7 @@ def test_rejection_on_point_masses_is_greedy() -> None:
 
 def test_rejection_never_rejects_what_the_target_likes_at_least_as_much() -> None:
     target_probs = torch.tensor([[0.5, 0.5], [0.2, 0.8]], dtype=torch.float64)
-    draft = Draft.chain([0], torch.tensor([[0.5, 0.5]], dtype=torch.float64))
+    draft = Draft.chain([0], torch.tensor([[0.5, 0.5]], dtype=torch.float64).unbind())
     assert all(verify_rejection(draft, target_probs, generator(seed)).path == (0,) for seed in range(200))
 
 
@@ -94,7 +94,7 @@ def test_even_the_luckiest_draw_does_not_accept_the_impossible(monkeypatch: pyte
     monkeypatch.setattr(verify, "_uniform", lambda generator: 0.0)
     target_probs = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     assert verify_rejection(Draft.chain([0]), target_probs, generator()) == Verdict((), 1)
-    draft = Draft.chain([0], torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    draft = Draft.chain([0], torch.tensor([[1.0, 0.0]], dtype=torch.float64).unbind())
     assert verify_rejection(draft, target_probs, generator()) == Verdict((), 1)
 
 
@@ -103,7 +103,7 @@ def test_rejection_leaves_its_inputs_alone() -> None:
     draft_probs = torch.tensor([[0.8, 0.1, 0.1]] * 3, dtype=torch.float64)
     before = target_probs.clone(), draft_probs.clone()
     for seed in range(20):
-        draft = Draft((0, 1, 2), (ROOT, ROOT, ROOT), probs=draft_probs, replacement=False)
+        draft = Draft((0, 1, 2), (ROOT, ROOT, ROOT), probs=draft_probs.unbind(), replacement=False)
         verify_rejection(draft, target_probs, generator(seed))
     assert torch.equal(target_probs, before[0])
     assert torch.equal(draft_probs, before[1])
@@ -111,7 +111,9 @@ def test_rejection_leaves_its_inputs_alone() -> None:
 
 def test_a_verdict_depends_on_its_generator_alone() -> None:
     target_probs = torch.full((3, 4), 0.25, dtype=torch.float64)
-    draft = Draft.chain([1, 2], torch.tensor([[0.1, 0.7, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1]], dtype=torch.float64))
+    draft = Draft.chain(
+        [1, 2], torch.tensor([[0.1, 0.7, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1]], dtype=torch.float64).unbind()
+    )
     first = [verify_rejection(draft, target_probs, generator(seed)) for seed in range(50)]
     torch.rand(17)
     assert first == [verify_rejection(draft, target_probs, generator(seed)) for seed in range(50)]

@@ -86,5 +86,5 @@ class FlatterTwoModel(TwoModel):
         draft: Draft = super().draft(context, budget)
         if draft.probs is None:
             return draft
-        flatter = draft.probs.sqrt()
-        return replace(draft, probs=flatter / flatter.sum(-1, keepdim=True))
+        flatter = [probs.sqrt() for probs in draft.probs]
+        return replace(draft, probs=[probs / probs.sum() for probs in flatter])
