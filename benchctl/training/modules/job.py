@@ -16,6 +16,7 @@ from benchctl.decoding.model.families import check_family
 from benchctl.decoding.model.target import DTYPES, outline
 from benchctl.decoding.model.tokenizer import from_pretrained
 from benchctl.decoding.modules.draft_vocabulary import (
+    DraftVocabulary,
     UsesDraftVocabulary,
     read_draft_vocabulary,
     write_draft_vocabulary,
@@ -96,12 +97,14 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
     text = training_text(files, options, job_context)
     earlier = modules_sha256(method.modules) if stage else ""
     target, facts = text.load_target({"method": label.text} | ({"modules": earlier[:16]} if stage else {}))
+    data = text.data(target)
+    maker, ids = text.batch_maker(target, data), _draft_vocabulary(method, target, options, data)
+    if isinstance(method, UsesDraftVocabulary):
+        method.vocabulary = DraftVocabulary(ids)
     torch.manual_seed(options.seed)
     module = method.build(target.info, target.lm_head)
     if stage:
         take_weights(module, method, label.name, method.modules, (target.info, target.weights_sha256), whole=False)
-    data = text.data(target)
-    maker, ids = text.batch_maker(target, data), _draft_vocabulary(method, target, options, data)
     objective = ModuleObjective(method, maker)
     facts |= maker.draft_over(ids)
     run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
