@@ -35,6 +35,7 @@ class NaiveEagle:
     head_dim: int = 16
     rotary: torch.nn.Module | None = None  # the target's own
     _states: dict[tuple[Path, Path], Tensor] = field(default_factory=dict)
+    _features: dict[Path, Tensor] = field(default_factory=dict)
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weights[f"{name}.weight"]
@@ -42,8 +43,13 @@ class NaiveEagle:
     def product(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
-    def features(self, text: Sequence[int]) -> Tensor:
+    def features(self, text: Path) -> Tensor:
         """[tokens, width] of a text that the target read."""
+        if text not in self._features:
+            self._features[text] = self._fused(text)
+        return self._features[text]
+
+    def _fused(self, text: Path) -> Tensor:
         states = self.naive.states(text)
         if not self.taps:
             final: Tensor = self.naive.model.model.norm(states[-1])
@@ -55,7 +61,7 @@ class NaiveEagle:
         return self.product("fc", self.norm("input_norm", joined) if "input_norm.weight" in self.weights else joined)
 
     def layer(self, hidden: Tensor, tokens: Sequence[int]) -> Tensor:
-        """[rows, width] states of rows that read ``hidden`` [rows, width] and these tokens, each seeing those before."""
+        """[rows, width] states of rows that read ``hidden`` [rows, width] and these tokens; each sees those before."""
         embedding = self.naive.model.model.embed_tokens(torch.tensor(list(tokens)))
         if self.taps:
             normed = self.norm("midlayer.hidden_norm", hidden)
