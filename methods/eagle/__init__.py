@@ -19,7 +19,7 @@ from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, gro
 from benchctl.decoding.drafting.trees import read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
+from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.modules.trainable import (
     Tally,
     Trainable,
@@ -31,6 +31,7 @@ from benchctl.decoding.modules.trainable import (
 from benchctl.errors import UserError
 
 from .head import Drafter, EagleModule, LayerConfig, Sizes, Traits, default_taps
+from .published import read_published
 from .training import eagle_loss, eagle_yardsticks
 
 _MOST_DEPTH = 32
@@ -40,7 +41,7 @@ _MOST_DEPTH = 32
 class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     """Draft with one layer on the target's features, which continues with its own states.
 
-    modules       folder of a trained layer, or of a published one
+    modules       folder of a trained layer, or folder or hub id of a published one
     version       1; 2 (the layer of 1); 3; or 3.1 (more norms)
     tree          dynamic (EAGLE-2: the likeliest nodes of all that were scored), chain, or widths such as 4x2x1
     draft_tokens  tokens of a chain, and depth of a dynamic tree
@@ -105,13 +106,25 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
             message = f"{folder}: trained with version={made}, not {self.version}; give version={made}"
             raise UserError("trained_with_other_option", message)
 
+    def published(self, folder: str) -> Mapping[str, Any] | None:
+        published = read_published(folder)
+        return None if published is None else {"version": published.version}
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        published = read_published(self.modules)
+        return None if published is None else published.unsupported(target)
+
     def prepare(self, target: Target) -> None:
         trained_options(self, "eagle", self.modules)
         self.load_vocabulary(self.modules, target.vocabulary)
-        module = load_modules(self, "eagle", target, self.modules)
-        attention = target.blocks[0].attention
-        layer = LayerConfig(target.info.hidden_size, attention.heads, attention.kv_heads, attention.head_dim)
-        traits = Traits(layer, self._taps(target.layers), target.rotary, feeds_normed=self.version == "3.1")
+        if (published := read_published(self.modules)) is not None:
+            module, traits, ids = published.load(target)
+            self.vocabulary = DraftVocabulary(ids)
+        else:
+            module = load_modules(self, "eagle", target, self.modules)
+            attention = target.blocks[0].attention
+            layer = LayerConfig(target.info.hidden_size, attention.heads, attention.kv_heads, attention.head_dim)
+            traits = Traits(layer, self._taps(target.layers), target.rotary, feeds_normed=self.version == "3.1")
         self._drafter = Drafter(module, traits, target, self.vocabulary)
 
     def start(self, context: Context) -> int:

@@ -27,8 +27,6 @@ from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary
 
-EPS = 1e-5
-
 
 def default_taps(layers: int) -> tuple[int, ...]:
     """After layers 2, half and last but three; in a shallow target (ours) a quarter, half and last but one."""
@@ -39,7 +37,11 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Widths of a drafter's parts; ``taps`` 0: version 1; ``tokens`` 0: the target's LM head."""
+    """Widths of a drafter's parts; ``taps`` 0: version 1; ``tokens`` 0: the target's LM head.
+
+    head_norm  width of each head, where queries and keys have norms; else 0
+    biases     names of the products that have one
+    """
 
     width: int
     query: int
@@ -49,36 +51,42 @@ class Sizes:
     tokens: int
     tap_norms: bool = False
     input_norm: bool = False
-    fc_bias: bool = False
-    qkv_bias: bool = False
     head_norm: int = 0
+    biases: tuple[str, ...] = ()
+    eps: float = 1e-5
+
+    def norm(self, width: int) -> nn.RMSNorm:
+        return nn.RMSNorm(width, eps=self.eps)
+
+    def product(self, name: str, inputs: int, outputs: int) -> nn.Linear:
+        return nn.Linear(inputs, outputs, bias=name in self.biases)
 
     @classmethod
     def of(cls, info: TargetInfo, taps: int, tokens: int, tap_norms: bool) -> Sizes:
         """As large as a layer of the target; a mixture of experts gets an MLP of four times its width (ours)."""
         mlp = info.mlp_size or 4 * info.hidden_size
         sizes = (info.hidden_size, info.query_size, info.kv_size, mlp, taps, tokens)
-        return cls(*sizes, tap_norms=tap_norms, fc_bias=not taps)
+        return cls(*sizes, tap_norms=tap_norms, biases=() if taps else ("fc",))
 
 
 class _Attention(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         inputs = 2 * sizes.width if sizes.taps else sizes.width
-        self.q_proj = nn.Linear(inputs, sizes.query, bias=sizes.qkv_bias)
-        self.k_proj = nn.Linear(inputs, sizes.kv, bias=sizes.qkv_bias)
-        self.v_proj = nn.Linear(inputs, sizes.kv, bias=sizes.qkv_bias)
-        self.o_proj = nn.Linear(sizes.query, sizes.width, bias=False)
+        self.q_proj = sizes.product("q_proj", inputs, sizes.query)
+        self.k_proj = sizes.product("k_proj", inputs, sizes.kv)
+        self.v_proj = sizes.product("v_proj", inputs, sizes.kv)
+        self.o_proj = sizes.product("o_proj", sizes.query, sizes.width)
         if sizes.head_norm:
-            self.q_norm, self.k_norm = nn.RMSNorm(sizes.head_norm), nn.RMSNorm(sizes.head_norm)
+            self.q_norm, self.k_norm = sizes.norm(sizes.head_norm), sizes.norm(sizes.head_norm)
 
 
 class _Mlp(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(sizes.width, sizes.mlp, bias=False)
-        self.up_proj = nn.Linear(sizes.width, sizes.mlp, bias=False)
-        self.down_proj = nn.Linear(sizes.mlp, sizes.width, bias=False)
+        self.gate_proj = sizes.product("gate_proj", sizes.width, sizes.mlp)
+        self.up_proj = sizes.product("up_proj", sizes.width, sizes.mlp)
+        self.down_proj = sizes.product("down_proj", sizes.mlp, sizes.width)
 
 
 class _MidLayer(nn.Module):
@@ -86,12 +94,8 @@ class _MidLayer(nn.Module):
         super().__init__()
         self.self_attn, self.mlp = _Attention(sizes), _Mlp(sizes)
         if sizes.taps:
-            self.input_layernorm, self.hidden_norm = _norm(sizes.width), _norm(sizes.width)
-        self.post_attention_layernorm = _norm(sizes.width)
-
-
-def _norm(width: int) -> nn.RMSNorm:
-    return nn.RMSNorm(width, eps=EPS)
+            self.input_layernorm, self.hidden_norm = sizes.norm(sizes.width), sizes.norm(sizes.width)
+        self.post_attention_layernorm = sizes.norm(sizes.width)
 
 
 class EagleModule(nn.Module):
@@ -100,12 +104,12 @@ class EagleModule(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.taps, self.sizes = sizes.taps, sizes
-        self.fc = nn.Linear((sizes.taps or 2) * sizes.width, sizes.width, bias=sizes.fc_bias)
+        self.fc = sizes.product("fc", (sizes.taps or 2) * sizes.width, sizes.width)
         self.midlayer = _MidLayer(sizes)
-        self.norm = _norm(sizes.width) if sizes.taps else None
+        self.norm = sizes.norm(sizes.width) if sizes.taps else None
         self.lm_head = nn.Linear(sizes.width, sizes.tokens, bias=False) if sizes.tokens else None
-        self.fc_norm = nn.ModuleList(_norm(sizes.width) for _ in range(sizes.taps)) if sizes.tap_norms else None
-        self.input_norm = _norm(sizes.taps * sizes.width) if sizes.input_norm else None
+        self.fc_norm = nn.ModuleList(sizes.norm(sizes.width) for _ in range(sizes.taps)) if sizes.tap_norms else None
+        self.input_norm = sizes.norm(sizes.taps * sizes.width) if sizes.input_norm else None
 
     @property
     def tap_norms(self) -> list[nn.RMSNorm]:
@@ -151,7 +155,6 @@ class Traits:
     layer: LayerConfig
     taps: tuple[int, ...]
     rotary: Tensor
-    eps: float = EPS
     feeds_normed: bool = False
     norms_residual: bool = False
     bare_head: bool = False
@@ -162,7 +165,7 @@ class _NoNorm(Norm):
     """Leaves x as it is: the layer of version 1 has no input norm."""
 
     def __init__(self) -> None:
-        super().__init__(torch.ones(1), EPS)
+        super().__init__(torch.ones(1), 0.0)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
@@ -174,21 +177,18 @@ class Drafter:
     def __init__(self, module: EagleModule, traits: Traits, target: Target, vocabulary: DraftVocabulary) -> None:
         form, mid, config = target.form, module.midlayer, traits.layer
 
-        def norm(trained: nn.RMSNorm | None) -> Norm | None:
-            return None if trained is None else Norm(trained.weight, traits.eps)
-
         self._target, self._traits = target, traits
         self._fc = Linear(module.fc.weight, module.fc.bias, form)
-        self._token_norm = norm(getattr(mid, "input_layernorm", None))
-        self._tap_norms = [Norm(each.weight, traits.eps) for each in module.tap_norms]
-        self._input_norm = norm(module.input_norm)
+        self._token_norm = _read(getattr(mid, "input_layernorm", None))
+        self._tap_norms = [Norm(each.weight, module.sizes.eps) for each in module.tap_norms]
+        self._input_norm = _read(module.input_norm)
         self._layer = Layer(
-            attention_norm=norm(getattr(mid, "hidden_norm", None)) or _NoNorm(),
+            attention_norm=_read(getattr(mid, "hidden_norm", None)) or _NoNorm(),
             attention=read_attention(mid.self_attn, config, 0, form, config.head_dim),
-            mlp_norm=Norm(mid.post_attention_layernorm.weight, traits.eps),
+            mlp_norm=Norm(mid.post_attention_layernorm.weight, module.sizes.eps),
             mlp=read_mlp(mid.mlp, config, form),
         )
-        before_head = None if traits.bare_head else norm(module.norm)
+        before_head = None if traits.bare_head else _read(module.norm)
         self._fed_norm = before_head if traits.feeds_normed else None
         self._head_norm = None if traits.feeds_normed else before_head
         own = module.lm_head
@@ -245,3 +245,7 @@ class Drafter:
     def _embed(self, tokens: Sequence[int]) -> Tensor:
         own = self._traits.embedding
         return self._target.embed(tokens) if own is None else own[list(tokens)]
+
+
+def _read(norm: nn.RMSNorm | None) -> Norm | None:
+    return None if norm is None else Norm(norm.weight, cast(float, norm.eps))

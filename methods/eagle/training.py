@@ -52,7 +52,7 @@ class Unrolled:
         if self._module.tap_norms:
             taps = [norm(tap) for norm, tap in zip(self._module.tap_norms, taps, strict=True)]
         joined: Tensor = self._module.fc(torch.cat(taps, -1))
-        return joined
+        return joined.float()  # residuals and norms stay so under autocast
 
     def _through(self, number: int, hidden: Tensor) -> Tensor:
         module, layer = self._module, self._module.midlayer
@@ -60,12 +60,12 @@ class Unrolled:
         if module.taps:
             attended = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), -1)
         else:
-            attended = hidden = module.fc(torch.cat((embedded, hidden), -1))
+            attended = hidden = module.fc(torch.cat((embedded, hidden), -1)).float()
         hidden = hidden + layer.self_attn.o_proj(self._mix(number, attended))
         normed = layer.post_attention_layernorm(hidden)
         inner = F.silu(layer.mlp.gate_proj(normed)) * layer.mlp.up_proj(normed)
         state: Tensor = hidden + layer.mlp.down_proj(inner)
-        return module.norm(state) if module.fc_norm is not None else state
+        return module.norm(state) if module.norm is not None and module.tap_norms else state
 
     def _mix(self, number: int, attended: Tensor) -> Tensor:
         """What the attention of a pass takes from the values that its rows see."""
@@ -112,7 +112,7 @@ def _scored(module: EagleModule, batch: TrainingBatch, taps: Sequence[int], pass
         weights = batch.ahead(2 + number).weights.flatten()
         rows = weights.nonzero()[:, 0]
         some = read = states.flatten(0, 1)[rows]
-        if module.norm is not None and module.fc_norm is None:
+        if module.norm is not None and not module.tap_norms:
             read = module.norm(some)
         draft_logits = batch.draft_head(read) if module.lm_head is None else module.lm_head(read)
         yield Scored(rows, weights[rows], some, draft_logits)

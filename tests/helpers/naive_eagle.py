@@ -77,7 +77,10 @@ class NaiveEagle:
             values = self.product(f"midlayer.self_attn.{name}_proj", x).view(rows, -1, self.head_dim).transpose(0, 1)
             if f"midlayer.self_attn.{name}_norm.weight" in self.weights:
                 values = self.norm(f"midlayer.self_attn.{name}_norm", values)
-            return values if name == "v" else values * cos + rotate_half(values) * sin
+            if name == "v":
+                return values
+            turned: Tensor = rotate_half(values)  # type: ignore[no-untyped-call]
+            return values * cos + turned * sin
 
         queries, keys, values = heads("q"), heads("k"), heads("v")
         groups = len(queries) // len(keys)

@@ -39,8 +39,8 @@ TREES: dict[str, Any] = {
 @cache
 @torch.inference_mode(False)
 def module_of(version: str, family: str, seed: int, head: str = "own") -> EagleModule:
-    method = Eagle(version=version, head=head)  # type: ignore[arg-type]
-    module: EagleModule = untrained(method, pair(family, seed).target)  # type: ignore[assignment]
+    method = Eagle(version=version, head=head)
+    module: EagleModule = untrained(method, pair(family, seed).target)
     return module
 
 
@@ -96,7 +96,7 @@ def test_steps_equal_a_replay_without_a_cache(family: str, seed: int, version: A
 def test_over_a_draft_vocabulary_too(version: Any, head: Any, tmp_path: Path) -> None:
     models, method = pair("llama"), Eagle(version=version, head=head, width=3)
     method.vocabulary = DraftVocabulary(IDS)
-    module: EagleModule = untrained(method, models.target)  # type: ignore[assignment]
+    module: EagleModule = untrained(method, models.target)
     assert (module.lm_head is None) == (version == "1" or head == "target")
     assert module.lm_head is None or module.lm_head.weight.shape[0] == len(IDS)
     method = with_modules(method, module, models, tmp_path)
@@ -217,9 +217,9 @@ def test_over_a_draft_vocabulary_the_loss_counts_by_the_mass_inside() -> None:
     batch = replace(batch, draft_ids=IDS, draft_rows=lambda normed: normed.double() @ weight[IDS].T)
     said = models.naive.logits(models.naive.states(prompt_of(12))[-1]).log_softmax(-1)[:, IDS]
     for head in ("own", "target"):
-        method = Eagle(head=head, passes=2)  # type: ignore[arg-type]
+        method = Eagle(head=head, passes=2)
         method.vocabulary = DraftVocabulary(IDS)
-        module: EagleModule = untrained(method, models.target)  # type: ignore[assignment]
+        module: EagleModule = untrained(method, models.target)
         naive, text, total = naive_of(method, module, models, IDS), tuple(prompt_of(12)), 0.0
         for number in range(2):
             for at in range(10 - number):
@@ -256,7 +256,7 @@ def test_a_fresh_layer_hands_on_the_feature() -> None:
     models = pair("llama")
     batch = batch_of(models.naive, [prompt_of(9)])
     for version, feature in (("1", batch.final), ("3", batch.states[3])):
-        module = Eagle(version=version).build(models.target.info, models.target.lm_head.weight)  # type: ignore[arg-type]
+        module = Eagle(version=version).build(models.target.info, models.target.lm_head.weight)
         with torch.no_grad():
             for states in Unrolled(module, batch, TAPS).passes(2):
                 torch.testing.assert_close(states, feature, rtol=1e-5, atol=1e-5)

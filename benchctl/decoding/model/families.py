@@ -87,7 +87,7 @@ def llama_rotary(settings: Mapping[str, Any], positions: int, like: Tensor) -> T
 
     config = LlamaConfig(**settings)
     check_family(config)
-    return _rotations(LlamaRotaryEmbedding(config, device=like.device), config, positions, like)
+    return _rotations(LlamaRotaryEmbedding(config).to(like.device), config, positions, like)
 
 
 def _rotations(rotary_emb: Any, config: Any, positions: int, like: Tensor) -> Tensor:
