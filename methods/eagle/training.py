@@ -7,15 +7,14 @@ no noise is added to features.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.modules.exits import divergences, wanted_shares
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
+from benchctl.decoding.modules.trainable import ROWS_AT_ONCE, Tally, TrainingBatch, tally, top_and_normalizer
 
 from .head import EagleModule
 
@@ -35,7 +34,6 @@ class Unrolled:
         self._module, self._batch, self._taps = module, batch, taps
         self._rotary = batch.rotary(batch.positions.flatten()).view(*batch.positions.shape, 1, -1)
         self._visible = (batch.documents[:, :, None] == batch.documents[:, None, :]).tril()[:, None]
-        self._itself = torch.eye(batch.tokens.shape[1], dtype=torch.bool, device=batch.tokens.device)
         self._keys, self._values = list[Tensor](), list[Tensor]()
 
     def passes(self, count: int) -> Iterator[Tensor]:
@@ -79,14 +77,18 @@ class Unrolled:
         )
         self._keys.append(keys)
         self._values.append(weights.v_proj(attended).unflatten(-1, (-1, head_dim)).transpose(1, 2))
-        seen = [self._visible, *[self._itself.expand_as(self._visible)] * number]
-        mixed = F.scaled_dot_product_attention(
-            queries,
-            torch.cat(self._keys, 2),
-            torch.cat(self._values, 2),
-            attn_mask=torch.cat(seen, -1),
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
+        groups = queries.shape[1] // keys.shape[1]
+        scale = head_dim**-0.5
+        # Scores of the rows of the first pass, then of the row's own states of later ones.
+        first, *later = (each.repeat_interleave(groups, 1) for each in self._keys)
+        scores = (queries @ first.mT * scale).masked_fill(~self._visible, -torch.inf)
+        own = [(queries * each).sum(-1, keepdim=True) * scale for each in later]
+        shares = torch.cat((scores, *own), -1).softmax(-1, dtype=torch.float32).to(queries.dtype)
+        first, *later = (each.repeat_interleave(groups, 1) for each in self._values)
+        n = first.shape[2]
+        mixed = shares[..., :n] @ first
+        for place, each in enumerate(later, n):
+            mixed = mixed + shares[..., place, None] * each
         return mixed.transpose(1, 2).flatten(2)
 
 
@@ -97,25 +99,88 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
-class Scored(NamedTuple):
-    """Of the rows of a pass that have a token to draft: places among all rows of the batch, weights, states, logits."""
+class Rows(NamedTuple):
+    """Of a pass the row that drafts each token: its weight [tokens], its state, and what the LM head reads of it."""
 
-    rows: Tensor
     weights: Tensor
     states: Tensor
-    draft_logits: Tensor
+    read: Tensor
 
 
-def _scored(module: EagleModule, batch: TrainingBatch, taps: Sequence[int], passes: int) -> Iterator[Scored]:
-    """Of pass i the rows t whose token t + 2 + i has a weight; what the target says there stands i + 1 rows further."""
+def _drafted(batch: TrainingBatch) -> Tensor:
+    """Places, among all rows of a batch, of the tokens after which a drafted one has a weight."""
+    return batch.ahead(2).weights.flatten().nonzero()[:, 0] + 1
+
+
+def _passes(module: EagleModule, batch: TrainingBatch, taps: Sequence[int], passes: int) -> Iterator[Rows]:
+    """In pass i the token after place u is drafted by row u - 1 - i; it has no weight in another document."""
     for number, states in enumerate(Unrolled(module, batch, taps).passes(passes)):
-        weights = batch.ahead(2 + number).weights.flatten()
-        rows = weights.nonzero()[:, 0]
+        rows = _drafted(batch) - 1 - number
         some = read = states.flatten(0, 1)[rows]
         if module.norm is not None and not module.tap_norms:
             read = module.norm(some)
-        draft_logits = batch.draft_head(read) if module.lm_head is None else module.lm_head(read)
-        yield Scored(rows, weights[rows], some, draft_logits)
+        yield Rows(batch.ahead(2 + number).weights.flatten()[rows], some, read)
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Weighted sum of the losses of eagle_loss through an LM head, which may be trained too.
+
+    As in exits.py, the gradients are made on the way, a few rows at once: logits of all rows and passes would take most
+    of the time and memory.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        read: Tensor,
+        own: Tensor | None,
+        weights: Tensor,
+        final: Tensor,
+        log_normalizers: Tensor,
+        head: Callable[[Tensor], Tensor],
+        labels: Labels,
+    ) -> Tensor:
+        """Of read [passes, tokens, width], weights [passes, tokens], final [tokens, width]; ``own`` [k, width]."""
+        total, gradient = read.new_zeros((), dtype=torch.float32), torch.empty_like(read)
+        trained = None if own is None else own.detach().requires_grad_()
+        own_gradient = None if own is None else torch.zeros_like(own)
+        for start in range(0, read.shape[1], ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            with torch.autocast(read.device.type, enabled=False):
+                wanted = head(final[rows]).float() - log_normalizers[rows, None]
+            shares = wanted.exp()
+            mass = shares.sum(-1)
+            entropy = labels.share * ((shares * wanted).sum(-1) - torch.xlogy(mass, mass))
+            likeliest = shares.topk(min(labels.top, shares.shape[-1]))
+            shares.mul_(labels.share).scatter_add_(-1, likeliest.indices, likeliest.values)
+            mass = shares.sum(-1)
+            for number, inner in enumerate(read[:, rows]):
+                with torch.enable_grad():
+                    leaf = inner.detach().requires_grad_()
+                    says = head(leaf) if trained is None else F.linear(leaf, trained)
+                logits, weight = says.detach().float(), weights[number, rows]
+                log_sum = logits.logsumexp(-1)
+                total += (weight * (entropy + mass * log_sum - torch.linalg.vecdot(shares, logits))).sum()
+                pull = (logits - log_sum[:, None]).exp_().mul_(mass[:, None]).sub_(shares).mul_(weight[:, None])
+                inputs = (leaf,) if trained is None else (leaf, trained)
+                gradient[number, rows], *more = torch.autograd.grad(says, inputs, pull.to(says.dtype))
+                if own_gradient is not None:
+                    own_gradient += more[0]
+        ctx.gradients = gradient, own_gradient
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, own_gradient = ctx.gradients
+        own = None if own_gradient is None else own_gradient * outer
+        return gradient * outer, own, None, None, None, None, None
+
+
+class Labels(NamedTuple):
+    """The target's distribution times ``share``; its ``top`` likeliest tokens once more."""
+
+    share: float = 1.0
+    top: int = 0
 
 
 def eagle_loss(
@@ -127,20 +192,23 @@ def eagle_loss(
     width, + 0.1 KL; with ``hass`` also the cross-entropy with the target's ten likeliest tokens, and all passes count
     the same.
     """
-    wanted, final = wanted_shares(batch).flatten(0, 1), batch.final.flatten(0, 1).float()
-    total = final.new_zeros((), dtype=torch.float32)
-    for number, scored in enumerate(_scored(module, batch, taps, passes)):
-        at = scored.rows + 1 + number
-        losses = divergences(scored.draft_logits, wanted[at])
+    drafted = _drafted(batch)
+    final, total = batch.final.flatten(0, 1)[drafted], batch.final.new_zeros((), dtype=torch.float32)
+    reads, weights = list[Tensor](), list[Tensor]()
+    for number, rows in enumerate(_passes(module, batch, taps, passes)):
+        weight = rows.weights if not module.taps else FADE**number * rows.weights
+        reads.append(rows.read)
+        weights.append(weight)
         if not module.taps:
-            losses = _TEXT_SHARE * losses
-            losses = losses + F.smooth_l1_loss(scored.states, final[at], reduction="none").float().mean(-1)
-        if hass:
-            likeliest = wanted[at].topk(min(_TOP, wanted.shape[-1]))
-            log_probs = scored.draft_logits.float().log_softmax(-1).gather(-1, likeliest.indices)
-            losses = losses - (likeliest.values.exp() * log_probs).sum(-1)
-        total = total + (FADE**number if module.taps else 1.0) * (losses * scored.weights).sum()
-    return total
+            apart = F.smooth_l1_loss(rows.states.float(), final.float(), reduction="none").mean(-1)
+            total = total + (apart * weight).sum()
+    labels = Labels() if module.taps else Labels(_TEXT_SHARE, _TOP if hass else 0)
+    own = None if module.lm_head is None else module.lm_head.weight
+    log_normalizers = batch.teacher.log_normalizers.flatten()[drafted]
+    head_loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        torch.stack(reads), own, torch.stack(weights), final, log_normalizers, batch.draft_head, labels
+    )
+    return total + head_loss
 
 
 @torch.no_grad()
@@ -151,8 +219,9 @@ def eagle_yardsticks(
 
     The drafted tokens before them are taken to be right.
     """
-    tallies, top_tokens = {}, batch.teacher.top_tokens.flatten()
-    for number, scored in enumerate(_scored(module, batch, taps, passes)):
-        right = batch.ids_of(scored.draft_logits.argmax(-1)) == top_tokens[scored.rows + 1 + number]
-        tallies[f"token_{number + 1}_top1"] = tally(right, scored.weights)
+    tallies, top_tokens = {}, batch.teacher.top_tokens.flatten()[_drafted(batch)]
+    head = module.lm_head or batch.draft_head
+    for number, rows in enumerate(_passes(module, batch, taps, passes), 1):
+        picks = batch.ids_of(top_and_normalizer(head, rows.read).top_tokens)
+        tallies[f"token_{number}_top1"] = tally(picks == top_tokens, rows.weights)
     return tallies
