@@ -1,97 +1,91 @@
-"""Speculative decoding with a smaller draft model of the same tokenizer.
+"""Speculative decoding with a smaller draft model.
 
-Leviathan, Kalman, Matias, 2023, arXiv 2211.17192, algorithm 1; Chen et al., 2023, arXiv 2302.01318. The confidence stop
-is transformers' (assistant_confidence_threshold).
+Leviathan, Kalman, Matias, 2023, arXiv 2211.17192, algorithm 1; Chen et al., 2023, arXiv 2302.01318. Rules that end a
+draft early: drafting/stops.py. Draft models with another tokenizer: drafting/vocabularies.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod, sqrt
 from typing import Literal
 
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, PlainDrafter, Speculative, UsesDraftModel, check_options
-from benchctl.decoding.model.kernels import Linear
+from benchctl.decoding.drafting.second_model import DraftModelMethod
+from benchctl.decoding.drafting.stops import Stop, StopRule
+from benchctl.decoding.method import Chain, Context, Outcome, PlainDrafter, check_options
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
+from benchctl.decoding.verify import Verdict, verify_block
 
 
 @dataclass
-class TwoModel(Speculative, UsesDraftModel, UsesDraftVocabulary):
-    """Draft with a smaller model, and verify the draft in one pass of the target.
+class TwoModel(DraftModelMethod):
+    """Draft a chain with a smaller model, and verify it in one pass of the target.
 
     draft_model       the draft model; empty: the one that --draft-model names
-    draft_tokens      tokens drafted per verification
-    confidence        stop drafting after a token with a lower draft probability, which is one over the draft
-                      vocabulary; 0 never stops
     draft_vocabulary  tokens that the draft model scores: stored (those kept with it, if any) or whole
+    draft_tokens      tokens drafted per verification
+    confidence        the draft ends where the draft model is less confident; 0 never stops
+    stop              measure of that confidence: confidence (the token's draft probability), product (of the draft's
+                      tokens) or entropy (AdaEDL's bound of acceptance); or bandit: learn the best length on the way
+    token_cost        for stop=bandit, time of drafting and verifying a token in target passes
+    accept            when sampling: token (each on its own) or block (together; keeps more)
     """
 
-    draft_model: str = ""
     draft_tokens: int = 6
     confidence: float = 0.5
-    draft_vocabulary: Literal["stored", "whole"] = "stored"
-    _model: Target = field(init=False, repr=False, compare=False)
-    _lm_head: Linear = field(init=False, repr=False, compare=False)
-    _stream: Stream = field(init=False, repr=False, compare=False)
+    stop: StopRule = "confidence"
+    token_cost: float = 0.15
+    accept: Literal["token", "block"] = "token"
+    _stop: Stop = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_options(self, 1, "draft_tokens")
         check_options(self, 0, "confidence", most=1)
-
-    def use_draft_model(self, draft_model: Target) -> None:
-        self._model = draft_model
-
-    def prepare(self, target: Target) -> None:
-        self.load_vocabulary(self._model.folder, min(target.vocabulary, self._model.vocabulary))
-        self._lm_head = self.vocabulary.lm_head(self._model)
+        check_options(self, 0, "token_cost")
 
     def start(self, context: Context) -> int:
-        first = super().start(context)
-        self._stream = Stream(self._model, context.prompt_tokens + context.limit_tokens)
-        if len(context.tokens) <= self._model.context_tokens:
-            self._feed(context.tokens)
-        return first
+        self._stop = Stop(self.stop, self.confidence, self.draft_tokens, self.token_cost)
+        return super().start(context)
 
     def draft(self, context: Context, budget: int) -> Draft:
-        # A text longer than the draft model's context goes on without drafts.
-        room = self._stream.target.context_tokens - len(context.tokens) + 1
-        # What the draft model has read beyond the committed text was rejected; after full acceptance it lacks a row.
-        self._stream.truncate(min(self._stream.length, len(context.tokens) - 1))
-        unread = context.tokens[self._stream.length :]
+        unread = self.unread(context)
         chain = Chain(context, self.vocabulary)
-        for _ in range(min(self.draft_tokens, budget, room)):
-            # Heads of one tokenizer may be padded to different widths; padding is never drafted.
-            draft_logits = self._feed(unread)[:, : context.target.vocabulary]
+        for _ in range(min(self._stop.begin(), budget, self.room)):
+            draft_logits = self.feed(context, unread)
             place = chain.add(draft_logits)
-            if self.confidence and float(draft_logits.softmax(-1)[0, place]) < self.confidence:
+            if self._stop.ends(draft_logits, place):
                 break
-            unread = chain.tokens[-1:]
+            unread = list(self._tokens.read(chain.tokens[-1]))
         return chain.draft()
 
+    def observe(self, context: Context, outcome: Outcome) -> None:
+        self._stop.learn(len(outcome.draft), len(outcome.verdict.path))
+
+    def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
+        if self.accept == "token" or context.sampling.greedy:
+            return super().verify(context, draft, target_logits)
+        return verify_block(draft, context.sampling.rows(target_logits), context.generator)
+
     def plain_drafter(self, target: Target, draft_model: Target | None) -> PlainDrafter | None:
-        if draft_model is None:
+        if draft_model is None or self.stop == "bandit":
             return None
 
         def propose(text: list[int], budget: int) -> list[int]:
-            proposal: list[int] = []
-            for _ in range(min(self.draft_tokens, budget, draft_model.context_tokens + 1 - len(text))):
-                draft_logits = draft_model.next_logits([*text, *proposal])[: target.vocabulary]
-                probs = self.vocabulary.of(draft_logits).softmax(-1)
-                proposal.append(self.vocabulary.token(int(probs.argmax())))
-                if float(probs.max()) < self.confidence:
+            proposal, probs = list[int](), list[float]()
+            own = [own for token in text for own in self._tokens.read(token)]
+            for _ in range(min(self.draft_tokens, budget, draft_model.context_tokens + 1 - len(own))):
+                draft_logits = self.vocabulary.of(draft_model.next_logits(own))
+                log_shares = draft_logits[: target.vocabulary].log_softmax(-1)
+                proposal.append(self.vocabulary.token(int(log_shares.argmax())))
+                own += self._tokens.read(proposal[-1])
+                probs.append(float(log_shares.max().exp()))
+                entropy = float(-(log_shares.exp() * log_shares).sum())
+                confidences = {"product": prod(probs), "entropy": 1 - sqrt(0.2 * entropy)}
+                if self.confidence > confidences.get(self.stop, probs[-1]):
                     break
             return proposal
 
         return propose
-
-    def _feed(self, tokens: list[int]) -> Tensor:
-        """The draft model's logits [1, k] over its draft vocabulary after reading ``tokens``."""
-        self._stream.push(tokens)
-        self._stream.advance()
-        last = self._stream.states[-1:]
-        self._stream.keep(range(len(tokens)))
-        return self._lm_head(self._model.final_norm(last))

@@ -156,8 +156,10 @@ class UsesDraftModel(ABC):
     """Mix-in of a method that drafts with a second model: ``class Mine(Speculative, UsesDraftModel)``.
 
     The dataclass has an option ``draft_model``: its name; empty takes what --draft-model names.
+    ``any_tokenizer`` says that the draft model may have another tokenizer than the target.
     """
 
+    any_tokenizer: ClassVar[bool] = False
     draft_model: str
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """Draft and target distributions in, verdict out: which rows are accepted and which token follows.
 
 Sources: greedy and chain rejection, Leviathan et al. 2211.17192 and Chen et al. 2302.01318; siblings, SpecInfer
-2305.09781 (with replacement) and Sequoia 2402.12374 (without); typical acceptance, Medusa 2401.10774 section 2.3.
+2305.09781 (with replacement) and Sequoia 2402.12374 (without); blocks of a chain, Sun et al. 2403.10444;
+typical acceptance, Medusa 2401.10774 section 2.3.
 """
 
 from __future__ import annotations
@@ -79,14 +80,44 @@ def _proposal(draft: Draft, row: int, used: Sequence[int]) -> Tensor | None:
 
 def _residual(target: Tensor, proposal: Tensor | None, token: int) -> Tensor:
     """The distribution after a rejection: max(0, p - q) / sum(max(0, p - q)); for a point mass, p without its token."""
-    if proposal is None:
-        excess = target.clone()
-        excess[token] = 0.0
-    else:
-        excess = (target - proposal).clamp_min_(0.0)
+    excess = _excess(target, proposal, token)
     total = float(excess.sum())
     # A rejection implies p(x) < q(x), so other tokens have p > q; only rounding can bring their sum to 0.
     return excess / total if total > 0.0 else target
+
+
+def _excess(target: Tensor, proposal: Tensor | None, token: int) -> Tensor:
+    """max(0, p - q), where q is ``proposal``, or where that is None a point mass at ``token``."""
+    if proposal is not None:
+        return (target - proposal).clamp_min_(0.0)
+    excess = target.clone()
+    excess[token] = 0.0
+    return excess
+
+
+def verify_block(draft: Draft, target_probs: Rows, generator: torch.Generator) -> Verdict:
+    """Accept a chain as a block, so that the output has the target's distribution and drafts are accepted more often.
+
+    Sun et al. 2403.10444, algorithm 2; shapes as in verify_rejection, which accepts at most as many tokens on average.
+    With p_0 = 1, p_i = min(1, p_(i-1) P(x_i) / Q(x_i)) is the probability that token i is kept. Of a chain of n tokens,
+    i tokens are kept, the largest i first, with probability h_n = p_n or h_i = S_i / (S_i + 1 - p_i), where
+    S_i = sum max(0, p_i P - Q); the bonus token is drawn from P, or behind i < n tokens from max(0, p_i P - Q) / S_i.
+    """
+    if draft.depth < len(draft):
+        raise ValueError("block verification takes chains without scratch rows")
+    proposals = draft.probs or [None] * len(draft)
+    shares = [1.0]
+    for row, (token, proposal) in enumerate(zip(draft.tokens, proposals, strict=True)):
+        drafted_mass = 1.0 if proposal is None else float(proposal[token])
+        shares.append(min(1.0, shares[-1] * float(target_probs[row][token]) / drafted_mass))
+    if not draft.tokens or _uniform(generator) < shares[-1]:
+        return Verdict(tuple(range(len(draft))), draw(target_probs[len(draft)], generator))
+    for kept in range(len(draft) - 1, 0, -1):
+        excess = _excess(shares[kept] * target_probs[kept], proposals[kept], draft.tokens[kept])
+        total = float(excess.sum())
+        if _uniform(generator) * (total + 1.0 - shares[kept]) < total:
+            return Verdict(tuple(range(kept)), draw(excess, generator))
+    return Verdict((), draw(_residual(target_probs[0], proposals[0], draft.tokens[0]), generator))
 
 
 def _uniform(generator: torch.Generator) -> float:

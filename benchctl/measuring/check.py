@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 
 from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
+from benchctl.decoding.drafting.vocabularies import SharedTokens
 from benchctl.decoding.method import Method, UsesDraftModel, why_unsupported
 from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
@@ -60,7 +61,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
             f"--resume cannot restore what {', '.join(remembering)} remembered of the prompts before. Measure all of "
             "it again into another --out, or use memory=prompt.",
         )
-    tokenizer = check_tokenizers(models, choices, settings.batch_size)
+    tokenizer = check_tokenizers(models, choices, notify, settings.batch_size)
     check_weights(settings.models.weights, tokenizer.config, dtype, device)
     info = TargetInfo.of(tokenizer.config)
     choices = tuple(choice.fit(info) for choice in choices)
@@ -245,22 +246,36 @@ def choose_method(text: str, models: Models) -> Choice:
     return _check_needs(_with_embedded(_choose(text), models.target), models.draft, named=True)
 
 
-def check_tokenizers(models: Models, choices: Iterable[Choice], batch_size: int = 1) -> TargetTokenizer:
-    """The target's tokenizer. Raises UserError for a missing model, for batches on a target with an encoder, and for a
-    draft model with an encoder or another vocabulary."""
+def check_tokenizers(
+    models: Models, choices: Sequence[Choice], notify: Callable[[str], None], batch_size: int = 1
+) -> TargetTokenizer:
+    """The target's tokenizer; ``notify`` is given a line for a draft model with another one.
+
+    Raises UserError for a missing model, for batches on a target with an encoder, for a draft model with an encoder,
+    and for one with another tokenizer where a method takes none such.
+    """
     tokenizer = load_tokenizer(bundled.resolve(models.target))
     if batch_size > 1 and tokenizer.is_encoder_decoder:
         raise UserError("no_batches", f"{models.target} has an encoder; batches need a target without: no --batch-size")
+    methods = {each.label: each.method for each in choices if isinstance(each.method, UsesDraftModel)}
+    picky = [label for label, method in methods.items() if not method.any_tokenizer]
     drafts = [models.draft, *(choice.draft_model(models.draft) for choice in choices)]
     for draft in filter(None, dict.fromkeys(drafts)):
         draft_tokenizer, problem = load_tokenizer(bundled.resolve(draft)), ""
         if draft_tokenizer.is_encoder_decoder:  # its encoder would keep the previous prompt
             problem = "an encoder, which reads no prompt while drafting. Name a draft model without one"
-        elif draft_tokenizer.sha256 != tokenizer.sha256 and not tokenizer.same_vocabulary(draft_tokenizer):
-            problem = (
-                f"another tokenizer than the target '{models.target}', so its tokens mean something else. Name a draft "
-                "model of the target's own family"
-            )
+        elif not tokenizer.drafts_alike(draft_tokenizer):
+            if picky:
+                problem = (
+                    f"another tokenizer than the target '{models.target}', which {picky[0]} cannot translate. Name a "
+                    "draft model of the target's own family"
+                )
+            else:
+                shared = len(SharedTokens(tokenizer, draft_tokenizer).pairs)
+                notify(
+                    f"The draft model '{draft}' has another tokenizer than the target. It drafts the {shared:,} of "
+                    f"{tokenizer.vocabulary:,} tokens that both have."
+                )
         if problem:
             raise UserError("unsuitable_draft_model", f"The draft model '{draft}' has {problem} with --draft-model.")
     return tokenizer

@@ -212,7 +212,7 @@ def prepare_own_model(
     if not choices:
         raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)
-    tokenizer = check_tokenizers(names, choices)
+    tokenizer = check_tokenizers(names, choices, notify)
     info = TargetInfo.of(tokenizer.config)
     choices = [choice.fit(info) for choice in choices]
     suites = [fit_suite(suite, tokenizer, "skip", notify) for suite in load_suites(asked, notify)]  # may be downloaded

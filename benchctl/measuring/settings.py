@@ -23,7 +23,7 @@ BENCHES_HELP = (
     "records. May be repeated."
 )
 TARGET_HELP = "Target model: embedded name, folder or hub id.  [default: the embedded target]"
-DRAFT_HELP = "Draft model with the target's tokenizer.  [default: the one embedded with the target]"
+DRAFT_HELP = "Draft model, best with the target's tokenizer.  [default: the one embedded with the target]"
 _MODEL = "NAME|FOLDER|ID"
 
 

@@ -146,7 +146,7 @@ def test_list_methods_shows_family_exactness_and_options() -> None:
     lines = json.loads(CliRunner().invoke(main, ["list", "methods", "--json"]).stdout)
     methods = {line["name"]: line for line in lines}
     assert {"autoregressive", "two_model", "prompt_lookup", "early_exit"} <= methods.keys()
-    assert methods["two_model"]["family"] == "Speculative"
+    assert methods["prompt_lookup"]["family"] == "Speculative"
     assert methods["two_model"]["exactness"] == "exact"
     assert {"name": "draft_tokens", "kind": "a whole number", "default": "6"} in methods["two_model"]["options"]
     assert all(line["description"] for line in methods.values())

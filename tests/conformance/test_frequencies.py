@@ -86,7 +86,7 @@ class Speaking:
         proposal = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64)
         drafted = draw(proposal, generator)
         rows = torch.stack((self.target.roll(first), self.target))
-        verdict = verify.verify_rejection(Draft.chain([drafted], proposal[None]), rows, generator)
+        verdict = verify.verify_rejection(Draft.chain([drafted], (proposal,)), rows, generator)
         return (first, *(drafted for _ in verdict.path), verdict.next_token)
 
 

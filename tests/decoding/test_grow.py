@@ -6,10 +6,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from math import prod
 
 import pytest
 import torch
+from plain_trees import Model, Text, chance, dyspec, likeliest, of_shape, scored_by_eagle, texts_of
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
@@ -19,8 +19,6 @@ from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary
 from benchctl.decoding.sampling import Sampling
 
 VOCABULARY = 5
-Text = tuple[int, ...]
-Model = Callable[[Text], Tensor]
 GREEDY = Picks(Sampling(), torch.Generator())
 
 
@@ -59,31 +57,6 @@ class Expanding:
         return probs.log() if self._log else probs
 
 
-def texts_of(draft: Draft) -> list[Text]:
-    texts: list[Text] = []
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        texts.append((token,) if parent == ROOT else (*texts[parent], token))
-    return texts
-
-
-def chance(model: Model, text: Text) -> float:
-    return prod(float(model(text[:at])[token]) for at, token in enumerate(text))
-
-
-def scored_by_eagle(model: Model, width: int, depth: int) -> dict[Text, float]:
-    """All candidates of EAGLE-2, each frontier expanded in full."""
-    scored: dict[Text, float] = {}
-    frontier: list[Text] = [()]
-    for _ in range(depth):
-        newest: dict[Text, float] = {}
-        for text in frontier:
-            for token in model(text).topk(min(width, VOCABULARY)).indices.tolist():
-                newest[(*text, token)] = chance(model, (*text, token))
-        scored |= newest
-        frontier = sorted(newest, key=lambda text: -newest[text])[:width]
-    return scored
-
-
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     ("width", "depth", "nodes"), [(1, 4, 3), (2, 3, 4), (3, 4, 7), (3, 2, 40), (5, 3, 12), (9, 2, 1)]
@@ -91,11 +64,20 @@ def scored_by_eagle(model: Model, width: int, depth: int) -> dict[Text, float]:
 def test_the_likeliest_tree_is_the_best_of_all_scored_candidates(width: int, depth: int, nodes: int, seed: int) -> None:
     expand = Expanding(table(seed), log=True)
     draft = grow_likeliest(expand, width, depth, nodes)
-    scored = scored_by_eagle(table(seed), width, depth)
-    assert set(texts_of(draft)) == set(sorted(scored, key=lambda text: -scored[text])[:nodes])
+    assert set(texts_of(draft)) == set(likeliest(table(seed), width, depth, nodes))
     assert len(set(texts_of(draft))) == len(draft)
     assert expand.calls <= depth
     assert draft.probs is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_texts_below_the_confidence_are_left_out(seed: int) -> None:
+    model = table(seed)
+    draft = grow_likeliest(Expanding(model, log=True), 3, 4, 9, confidence=0.2)
+    assert set(texts_of(draft)) == set(likeliest(model, 3, 4, 9, 0.2)) != set(likeliest(model, 3, 4, 9))
+    first = grow_best_first(Expanding(model), 4, 9, GREEDY, confidence=0.3)
+    assert texts_of(first) == dyspec(model, 4, 9, 0.3)
+    assert len(first) < 9
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -171,13 +153,7 @@ def test_a_shape_takes_the_likeliest_tokens_by_rank() -> None:
     expand = Expanding(table(3))
     draft = grow_shape(expand, shape, GREEDY)
 
-    def ranked(path: Text) -> Text:
-        text: Text = ()
-        for rank in path:
-            text = (*text, table(3)(text).topk(VOCABULARY).indices.tolist()[rank])
-        return text
-
-    assert texts_of(draft) == [ranked(path) for path in shape]
+    assert texts_of(draft) == of_shape(table(3), shape)
     assert expand.calls == 3
     assert len(expand.texts) == 4  # the root, both its children, and (1, 1)
 
@@ -203,24 +179,6 @@ def test_siblings_share_the_distribution_they_were_drawn_from() -> None:
             assert draft.probs[row].data_ptr() == draft.probs[draft.children(parent)[0]].data_ptr()
             assert torch.equal(draft.probs[row], table(2)(() if parent == ROOT else texts_of(draft)[parent]))
             assert len({draft.tokens[child] for child in draft.children(parent)}) == len(draft.children(parent))
-
-
-def dyspec(model: Model, depth: int, nodes: int) -> list[Text]:
-    """By looking at every possible next child at each step: the one with the largest key of algorithm 1."""
-    tree: list[Text] = []
-    while len(tree) < nodes:
-        keys: dict[Text, float] = {}
-        for text in [(), *tree]:
-            drawn = [other[-1] for other in tree if len(other) == len(text) + 1 and other[:-1] == text]
-            left = 1.0 - sum(float(model(text)[token]) for token in drawn)
-            if len(text) < depth and len(drawn) < VOCABULARY:
-                keys[text] = chance(model, text) * left
-        if not keys:
-            return tree
-        text = max(keys, key=keys.__getitem__)
-        ranked = model(text).topk(VOCABULARY).indices.tolist()
-        tree.append((*text, next(token for token in ranked if (*text, token) not in tree)))
-    return tree
 
 
 @pytest.mark.parametrize("seed", range(8))

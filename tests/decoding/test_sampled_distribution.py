@@ -18,8 +18,10 @@ from torch import Tensor
 
 from benchctl.conformance.distributions import Chance, distribution, total_variation
 from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.drafting.grow import Frontier, Picks, grow_best_first, grow_shape
+from benchctl.decoding.drafting.trees import wide_tree
 from benchctl.decoding.sampling import Sampling, draw
-from benchctl.decoding.verify import verify_rejection
+from benchctl.decoding.verify import Rows, Verdict, verify_block, verify_rejection
 
 VOCABULARY = 4
 DEPTH = 2
@@ -27,6 +29,7 @@ TOKENS = DEPTH + 1  # the longest path and the bonus token
 NO_GENERATOR = torch.Generator()
 Text = tuple[int, ...]
 Model = Callable[[Text], Tensor]
+Rule = Callable[[Draft, Rows, torch.Generator], Verdict]
 
 
 def model(seed: int, sampling: Sampling, vocabulary: int = VOCABULARY) -> Model:
@@ -76,10 +79,10 @@ def texts_of(draft: Draft) -> list[Text]:
     return texts
 
 
-def commit(draft: Draft, target_probs: Model) -> Text:
+def commit(draft: Draft, target_probs: Model, rule: Rule = verify_rejection) -> Text:
     """One verification as a step does it: the tokens it commits."""
     rows = torch.stack([target_probs(text) for text in texts_of(draft)])
-    verdict = verify_rejection(draft, rows, NO_GENERATOR)
+    verdict = rule(draft, rows, NO_GENERATOR)
     return (*(draft.tokens[row] for row in verdict.path), verdict.next_token)
 
 
@@ -151,6 +154,128 @@ def test_drafts_chosen_by_looking_at_the_text_are_still_point_masses() -> None:
         return commit(Draft.chain([[2, 1], [0, 0]][chance.choose((0.3, 0.7))]), target)
 
     assert total_variation(continued(distribution(step), target), joint(target)) < 1e-13
+
+
+class Expanding:
+    """What a grower asks for: the drafter's probabilities behind each node."""
+
+    def __init__(self, draft_probs: Model) -> None:
+        self._probs, self._texts = draft_probs, list[Text]()
+
+    def __call__(self, frontier: Frontier) -> Tensor:
+        pairs = zip(frontier.tokens, frontier.parents, strict=True)
+        fresh = [(*self._texts[parent], token) for token, parent in pairs] if frontier.depth else [()]
+        self._texts += fresh
+        return torch.stack([self._probs(text) for text in fresh])
+
+
+Grow = Callable[[Expanding, Picks], Draft]
+GROWN: dict[str, Grow] = {
+    "widths": lambda expand, picks: grow_shape(expand, wide_tree((2, 1)), picks),
+    "a shape": lambda expand, picks: grow_shape(expand, ((0,), (1,), (2,), (1, 0), (1, 1)), picks),
+}
+DISTINCT: dict[str, Grow] = {
+    "best first": lambda expand, picks: grow_best_first(expand, 2, 4, picks),
+    "best first, one level": lambda expand, picks: grow_best_first(expand, 1, 9, picks),
+}
+GROWERS = [
+    *((grow, replacement) for grow in GROWN.values() for replacement in (False, True)),
+    *((grow, False) for grow in DISTINCT.values()),
+]
+
+
+@pytest.mark.parametrize(("probs", "draft_probs"), [(target, drafter), (cut_target, cut_drafter)], ids=["whole", "cut"])
+@pytest.mark.parametrize(("grow", "replacement"), GROWERS)
+def test_grown_trees_leave_the_target_s_distribution(
+    grow: Grow, replacement: bool, probs: Model, draft_probs: Model
+) -> None:
+    picks = Picks(Sampling(1.0), NO_GENERATOR, replacement)
+    found = distribution(lambda chance: commit(grow(Expanding(draft_probs), picks), probs))
+    assert total_variation(continued(found, probs), joint(probs)) < 1e-13
+
+
+def unlikely_left_out(chance: Chance) -> Text:
+    """A tree of drawn tokens that is cut by looking at them, as reranking does."""
+    picks = Picks(Sampling(1.0), NO_GENERATOR)
+    draft = grow_shape(Expanding(drafter), wide_tree((2,)), picks)
+    assert draft.probs is not None
+    kept = [row for row, token in enumerate(draft.tokens) if draft.probs[row][token] > 0.2]
+    probs = [draft.probs[row] for row in kept]
+    return commit(Draft(tuple(draft.tokens[row] for row in kept), (ROOT,) * len(kept), (), probs, False), target)
+
+
+def test_leaving_out_drawn_tokens_by_their_probability_is_caught() -> None:
+    assert total_variation(continued(distribution(unlikely_left_out), target), joint(target)) > 0.005
+
+
+def drawn_chain(draft_probs: Model, least: float = 0.0, most: int = DEPTH) -> Draft:
+    """It ends after a token with a lower draft probability than ``least``."""
+    tokens, rows = list[int](), list[Tensor]()
+    while len(tokens) < most:
+        rows.append(draft_probs(tuple(tokens)))
+        tokens.append(draw(rows[-1], NO_GENERATOR))
+        if float(rows[-1][tokens[-1]]) < least:
+            break
+    return Draft.chain(tokens, rows)
+
+
+CHAINS: dict[str, Callable[[], Draft]] = {
+    "chain": lambda: drawn_chain(drafter),
+    "one token": lambda: drawn_chain(drafter, most=1),
+    "nothing": Draft,
+    "ends after an unlikely token": lambda: drawn_chain(drafter, 0.3),
+    "without the tokens that the target says": lambda: drawn_chain(cut_drafter),
+    "deterministic": lambda: Draft.chain([2, 1]),
+    "drawn, called deterministic": lambda: Draft.chain(drawn_chain(drafter).tokens),
+}
+
+
+@pytest.mark.parametrize("probs", [target, cut_target], ids=["whole", "cut"])
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS.keys())
+def test_block_verification_leaves_the_target_s_distribution(chain: Callable[[], Draft], probs: Model) -> None:
+    found = distribution(lambda chance: commit(chain(), probs, verify_block))
+    assert total_variation(continued(found, probs), joint(probs)) < 1e-13
+
+
+def accepted(rule: Rule, draft_probs: Model) -> float:
+    """Tokens of a chain that are kept on average."""
+    found = distribution(lambda chance: commit(drawn_chain(draft_probs), target, rule))
+    return sum(chance * (len(text) - 1) for text, chance in found.items())
+
+
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_block_verification_keeps_at_least_as_many_tokens(seed: int) -> None:
+    """Theorem 2 of the paper; two or more tokens are kept as one in no case here, so it is strictly more."""
+    other = model(seed, Sampling(1.0))
+    assert accepted(verify_block, other) > accepted(verify_rejection, other) + 1e-6
+
+
+def test_a_chain_of_the_target_itself_is_kept_whole() -> None:
+    assert accepted(verify_block, target) == pytest.approx(DEPTH)
+
+
+def test_a_block_is_a_chain() -> None:
+    with pytest.raises(ValueError, match="chains"):
+        verify_block(drawn_tree_of((ROOT, ROOT)), torch.zeros(3, VOCABULARY), NO_GENERATOR)
+
+
+def drawn_tree_of(shape: Text) -> Draft:
+    return Draft(tuple(0 for _ in shape), shape)
+
+
+def token_residual_behind_a_block(draft: Draft, rows: Rows, generator: torch.Generator) -> Verdict:
+    """A mistake that an engine shipped: the bonus token of a block from max(0, P - Q), not from max(0, p_i P - Q)."""
+    verdict = verify_block(draft, rows, generator)
+    kept = len(verdict.path)
+    if kept == len(draft) or draft.probs is None:
+        return verdict
+    return Verdict(verdict.path, draw((rows[kept] - draft.probs[kept]).clamp_min(0.0), generator))
+
+
+def test_the_bonus_token_of_another_residual_is_caught() -> None:
+    other = model(5, Sampling(1.0))
+    found = distribution(lambda chance: commit(drawn_chain(other), target, token_residual_behind_a_block))
+    assert total_variation(continued(found, target), joint(target)) > 0.005
 
 
 def siblings_called_independent(chance: Chance) -> Text:

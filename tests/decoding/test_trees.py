@@ -8,9 +8,10 @@ from itertools import combinations, product
 from math import prod
 
 import pytest
+from plain_trees import sequoia
 
 from benchctl.decoding.draft import ROOT
-from benchctl.decoding.drafting.trees import Path, likeliest, pick, read_widths, sparse_tree, wide_tree
+from benchctl.decoding.drafting.trees import Path, likeliest, optimal_tree, pick, read_widths, sparse_tree, wide_tree
 
 
 def test_a_wide_tree_has_every_combination_parents_first() -> None:
@@ -88,6 +89,56 @@ def test_a_sparse_tree_lists_parents_first_and_ends_with_the_last_pick() -> None
     tree = sparse_tree(SHARES, 1000)
     assert set(tree) == {path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)}
     assert list(tree) == sorted(tree, key=lambda path: (len(path), path))
+
+
+RANKS = (0.6, 0.2, 0.1)
+
+
+def _rate(tree: Iterable[Path], draft_cost: float, row_cost: float) -> float:
+    """Tokens per time of a tree, ranks independent of what stands before them."""
+    paths = list(tree)
+    accepted = sum(prod(RANKS[rank] for rank in path) for path in paths)
+    return (1 + accepted) / (1 + draft_cost * max(map(len, paths)) + row_cost * len(paths))
+
+
+COSTS = [(0.0, 0.0), (0.1, 0.05), (0.4, 0.01), (0.01, 0.2), (0.05, 0.02)]
+
+
+@pytest.mark.parametrize(("draft_cost", "row_cost"), COSTS)
+def test_no_tree_gives_more_tokens_per_time_than_the_optimal_one(draft_cost: float, row_cost: float) -> None:
+    """All trees of up to 5 nodes and 3 levels; siblings may be any ranks."""
+    paths = [path for depth in (1, 2, 3) for path in product(range(3), repeat=depth)]
+    trees = (tree for size in range(1, 6) for tree in _connected(paths, size))
+    best = max(_rate(tree, draft_cost, row_cost) for tree in trees)
+    tree = optimal_tree(RANKS, 5, 3, draft_cost, row_cost)
+    assert _rate(tree, draft_cost, row_cost) == pytest.approx(best)
+    assert list(tree) == sorted(tree, key=lambda path: (len(path), path))
+
+
+def _connected(paths: list[Path], size: int) -> set[frozenset[Path]]:
+    """All trees of so many of these paths."""
+    if size == 0:
+        return {frozenset()}
+    return {
+        tree | {path}
+        for tree in _connected(paths, size - 1)
+        for path in paths
+        if path not in tree and (len(path) == 1 or path[:-1] in tree)
+    }
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(3, 2), (7, 3), (9, 4)])
+def test_the_dynamic_programme_of_the_paper_finds_no_better_tree(nodes: int, depth: int) -> None:
+    """Without costs the largest tree is the optimal one."""
+    tree = optimal_tree(RANKS, nodes, depth, 0.0, 0.0)
+    assert len(tree) == nodes
+    assert sum(prod(RANKS[rank] for rank in path) for path in tree) == pytest.approx(sequoia(RANKS, nodes, depth))
+
+
+def test_the_optimal_tree_depends_on_what_rows_and_levels_cost() -> None:
+    assert optimal_tree(RANKS, 9, 5, 0.5, 0.0) != optimal_tree(RANKS, 9, 5, 0.0, 0.0)
+    assert optimal_tree(RANKS, 9, 5, 0.0, 9.0) == ((0,),)
+    assert {len(path) for path in optimal_tree(RANKS, 9, 5, 9.0, 0.0)} == {1}
 
 
 def test_a_draft_takes_its_tokens_from_the_rankings() -> None:

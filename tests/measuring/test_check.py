@@ -21,6 +21,7 @@ from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import NO_DRAFT, CheckedRun, Models, check, choose_methods, choose_models, name_run
 from benchctl.methods.medusa import Medusa
+from benchctl.methods.two_model import TwoModel
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
 
 def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
     choices = {choice.label: choice.unsupported for choice in choose_methods(("all",), Models("", ""))}
-    assert choices.pop("two_model") == NO_DRAFT
+    assert {choices.pop(name) for name in ("two_model", "draft_tree")} == {NO_DRAFT}
     for name in ("deed", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths", "skip_decode"):
         assert f"benchctl train {name} " in choices.pop(name)
     assert set(choices.values()) == {""}
@@ -101,15 +102,19 @@ def test_the_embedded_target_and_its_draft_are_the_default(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("no_weights")
-def test_a_draft_model_of_another_tokenizer_is_refused_before_weights_are_loaded(
-    settings: ask.RunSettings, run_folder: Path, tmp_path: Path
+def test_a_draft_model_of_another_tokenizer_is_announced_or_refused_before_weights_are_loaded(
+    settings: ask.RunSettings, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tiny_folder(tmp_path / "other", layers=1)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"] = {token: 319 - index for token, index in tokenizer["model"]["vocab"].items()}
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    asked, notices = replace(settings, models=replace(settings.models, draft=str(other))), list[str]()
+    check(asked, notices.append)
+    assert [notice for notice in notices if str(other) in notice and "320 of 320 tokens" in notice] == notices
+    monkeypatch.setattr(TwoModel, "any_tokenizer", False)
     with refused("unsuitable_draft_model", str(other), "--draft-model"):
-        quiet_check(replace(settings, models=replace(settings.models, draft=str(other))))
+        quiet_check(asked)
 
 
 @pytest.fixture

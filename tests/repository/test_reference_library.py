@@ -117,6 +117,13 @@ def test_two_model_steps_equal_assisted_generation(
     _assert_same_rounds(label, models, prompt_of(13, seed), drafter, assistant=assistant)
 
 
+@pytest.mark.parametrize("tree", ["1x1x1", "likeliest,width=1,depth=3,nodes=3,confidence=0"])
+def test_steps_of_a_draft_tree_without_branches_equal_assisted_generation(tree: str) -> None:
+    models = pair("llama")
+    drafter, assistant = model_drafter(models.naive_draft, 3), _fixed_length(models.draft_model, 3)
+    _assert_same_rounds(f"draft_tree[tree={tree}]", models, prompt_of(13), drafter, assistant=assistant)
+
+
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("draft_tokens", "max_ngram"), [(10, 2), (4, 3), (1, 1)])
 def test_prompt_lookup_steps_equal_prompt_lookup_generation(

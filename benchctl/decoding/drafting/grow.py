@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from math import inf
+from math import exp, inf
 from typing import NamedTuple
 
 import torch
@@ -67,15 +67,22 @@ class Picks:
 
 
 def grow_likeliest(
-    expand: Expand, width: int, depth: int, nodes: int, vocabulary: DraftVocabulary = ALL_TOKENS
+    expand: Expand,
+    width: int,
+    depth: int,
+    nodes: int,
+    vocabulary: DraftVocabulary = ALL_TOKENS,
+    confidence: float = 0.0,
 ) -> Draft:
     """The ``nodes`` likeliest of all scored candidates (EAGLE-2, Li et al. 2406.16858, section 4; cnets.py).
 
     ``expand`` returns log-probabilities over ``vocabulary``. Each node of a frontier proposes its ``width`` likeliest
     tokens, and the ``width`` best of these candidates are the next frontier, down to ``depth``. A candidate's score is
     the sum of log-probabilities along its path, so the best candidates are a tree; of equal scores the shallower one
-    wins, then the earlier one. At most ``depth`` calls of ``expand``: a node that is not among the best so far has no
-    descendant among the best at the end, so it is not expanded, unlike in the authors' code; the tree is the same.
+    wins, then the earlier one. Candidates with a joint probability below ``confidence`` are left out.
+
+    ``expand`` is called ``depth`` times at most. A node that is not among the best so far has no descendant among the
+    best at the end, so it is not expanded, unlike in the authors' code; the tree is the same.
 
     The tokens are chosen, not drawn, so verification takes them for certain proposals.
     """
@@ -93,8 +100,9 @@ def grow_likeliest(
         places: list[int] = []  # of each candidate's parent among all expanded nodes
         for node, (row, base) in enumerate(zip(rows, base_scores, strict=True)):
             for value, column in zip(values[node].tolist(), columns[node].tolist(), strict=True):
-                if value > -inf:
-                    scores.append(base + min(value, 0.0))  # rounding must not make a child likelier than its parent
+                score = base + min(value, 0.0)  # rounding must not make a child likelier than its parent
+                if score > -inf and exp(score) >= confidence:
+                    scores.append(score)
                     tokens.append(vocabulary.token(column))
                     parents.append(row)
                     places.append(at + node)
@@ -148,11 +156,12 @@ class _Node(NamedTuple):
     parent: int
 
 
-def grow_best_first(expand: Expand, depth: int, nodes: int, picks: Picks) -> Draft:
+def grow_best_first(expand: Expand, depth: int, nodes: int, picks: Picks, confidence: float = 0.0) -> Draft:
     """At most ``nodes`` tokens, each the next child of the node where it is likeliest to be accepted (DySpec).
 
     Xiong et al. 2410.11744, algorithm 1: a heap of possible children; the key of a node's next child is the probability
-    of the node's path times what its earlier siblings left of the probabilities. ``expand`` returns probabilities over
+    of the node's path times what its earlier siblings left of the probabilities. The tree ends where all keys are below
+    ``confidence``, as in the paper's variant with a threshold. ``expand`` returns probabilities over
     the target's vocabulary, for one node per call, and only when the node gets a child. Children are drawn without
     replacement: whether a node gets another one depends on the draws before it, never on its own, so verification
     gives the target's distribution.
@@ -165,7 +174,9 @@ def grow_best_first(expand: Expand, depth: int, nodes: int, picks: Picks) -> Dra
     heap = [(-1.0, 0, _Growing(ROOT, Frontier()))] if depth > 0 else []
     expanded, order = 0, 1  # of equal keys the older comes first
     while heap and len(tokens) < nodes:
-        _, _, node = heappop(heap)
+        key, _, node = heappop(heap)
+        if -key < confidence:
+            break
         if node.place < 0:
             node.place, node.probs = expanded, expand(node.frontier)[0]
             node.left = node.probs.clone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,18 @@ from typing import Any
 from benchctl.decoding.model.families import check_family, context_tokens
 from benchctl.errors import UserError, is_out_of_memory
 
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte in SentencePiece's vocabularies
 Message = dict[str, str]  # "role" and "content", as chat templates take them
+
+
+def _byte_letters() -> dict[str, int]:
+    """Byte-level tokenizers write a byte that is a printable Latin-1 letter as itself, the others as U+0100 and on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+_LETTERS = _byte_letters()
 
 
 def talk(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
@@ -54,6 +66,10 @@ class TargetTokenizer:
         template = self._tokenizer.chat_template
         return hashlib.sha256(str(template).encode()).hexdigest() if template else ""
 
+    def drafts_alike(self, other: TargetTokenizer) -> bool:
+        """Whether a model with the ``other`` tokenizer drafts in this target's ids."""
+        return other.sha256 == self.sha256 or self.same_vocabulary(other)
+
     def same_vocabulary(self, other: TargetTokenizer) -> bool:
         """Whether every id that this target may read or write means the same in both, as drafting with ``other`` needs.
 
@@ -85,6 +101,29 @@ class TargetTokenizer:
         """The id that texts begin with; None where the tokenizer has none."""
         first = self._tokenizer.bos_token_id
         return None if first is None else int(first)
+
+    @cached_property
+    def token_bytes(self) -> dict[int, bytes]:
+        """The text of each token that the model has, as bytes: tokenizers that write spaces differently compare by it.
+
+        Of a special token its name. Byte-level tokenizers write bytes as letters, SentencePiece a space as U+2581.
+        """
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        byte_level = backend is not None and "ByteLevel" in repr(backend.decoder)
+        added = self._tokenizer.added_tokens_decoder
+        texts = {}
+        for token, index in sorted(self._tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
+            if index >= self.vocabulary:
+                continue
+            if index in added:
+                texts[index] = str(added[index]).encode()
+            elif byte_level:
+                texts[index] = bytes(_LETTERS[letter] for letter in token if letter in _LETTERS)
+            elif _BYTE.fullmatch(token):
+                texts[index] = bytes.fromhex(token[3:5])
+            else:
+                texts[index] = token.replace("\u2581", " ").encode()
+        return texts
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text as it is: no template, no tokens of the tokenizer's own."""

@@ -60,23 +60,29 @@ def _check(ids: Tensor) -> None:
 class DraftVocabulary:
     """What stands behind a drafter's logits [rows, k]: the tokens ``ids`` [k], or where that is None all tokens.
 
-    With ids (3, 5, 9) the second of three logits is that of token 5.
+    ``own_ids`` [k] are these tokens in the drafter's own vocabulary, where that is another one than the target's. With
+    ids (3, 5, 9) the second of three logits is that of token 5.
     """
 
     ids: Tensor | None = None
+    own_ids: Tensor | None = None
 
     @cached_property
     def _tokens(self) -> tuple[int, ...]:
         assert self.ids is not None, "a subset"
         return tuple(self.ids.tolist())
 
+    @property
+    def _columns(self) -> Tensor | None:
+        return self.ids if self.own_ids is None else self.own_ids
+
     def lm_head(self, model: Target) -> Linear:
         """The LM head of ``model`` for these tokens: normed [rows, width] to logits [rows, k]. To be made once."""
-        return model.lm_head if self.ids is None else model.head_rows(self.ids)
+        return model.lm_head if self._columns is None else model.head_rows(self._columns)
 
     def of(self, values: Tensor) -> Tensor:
-        """[..., k] of ``values`` [..., vocabulary]."""
-        return values if self.ids is None else values[..., self.ids]
+        """[..., k] of ``values`` [..., vocabulary of the drafter]."""
+        return values if self._columns is None else values[..., self._columns]
 
     def token(self, place: int) -> int:
         """The id behind the logit at ``place``."""
