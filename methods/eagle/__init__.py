@@ -47,6 +47,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     draft_tokens  tokens of a chain, and depth of a dynamic tree
     width         nodes that continue at each depth of a dynamic tree, and children of each; 10 in the authors' code
     nodes         rows of a dynamic tree; 59 in the authors' code, for GPUs; few here, because rows cost time on a CPU
+    confidence    a dynamic tree leaves out nodes with a lower joint probability; 0, as in the papers, none
     head          own (an LM head for the draft vocabulary, trained too) or target; always target for versions 1 and 2
     passes        in training, tokens ahead that the layer learns to draft; 7 in EAGLE-3
     objective     in training, of versions 1 and 2: eagle (one pass) or hass
@@ -59,6 +60,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     draft_tokens: int = 4
     width: int = 4
     nodes: int = 8
+    confidence: float = 0.1
     head: Literal["own", "target"] = "own"
     passes: int = 3
     objective: Literal["eagle", "hass"] = "eagle"
@@ -69,6 +71,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
 
     def __post_init__(self) -> None:
         check_options(self, 1, "draft_tokens", "width", "nodes", "passes")
+        check_options(self, 0, "confidence", most=1)
         tree_widths(self.tree, 1)
         if self._fused:
             if self.objective == "hass":
@@ -143,7 +146,8 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         drafter.read([self._unread[tap] for tap in drafter.taps], context.tokens[drafter.length + 1 :])
         self._unread = {}
         if self.tree == "dynamic":
-            return grow_likeliest(self._log_probs, self.width, depth, self.nodes, self.vocabulary)
+            sizes = (self.width, depth, self.nodes)
+            return grow_likeliest(self._log_probs, *sizes, self.vocabulary, self.confidence)
         picks = Picks(context.sampling, context.generator)
         shape = wide_tree(tree_widths(self.tree, depth)[:budget])
         return grow_shape(partial(self._probs, context), shape, picks)

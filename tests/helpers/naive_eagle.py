@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import exp
 
 import torch
 import torch.nn.functional as F
@@ -129,7 +130,7 @@ class NaiveEagle:
 
         return draft
 
-    def dynamic(self, width: int, depth: int, nodes: int) -> TreeDrafter:
+    def dynamic(self, width: int, depth: int, nodes: int, confidence: float = 0.0) -> TreeDrafter:
         """EAGLE-2: score the children of the best ``width`` nodes of each depth, keep the best of all scored."""
 
         def draft(text: list[int], budget: int) -> list[list[int]]:
@@ -140,6 +141,7 @@ class NaiveEagle:
                     ((*path, token), score + more)
                     for path, score in frontier
                     for token, more in self.ranked(tuple(text), path, width)
+                    if exp(score + more) >= confidence
                 ]
                 scores |= dict(grown)
                 frontier = sorted(grown, key=lambda each: -each[1])[:width]

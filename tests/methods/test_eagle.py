@@ -31,8 +31,9 @@ IDS = torch.tensor([0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23])
 TREES: dict[str, Any] = {
     "chain": {"tree": "chain", "draft_tokens": 3},
     "static": {"tree": "3x2x2"},
-    "dynamic": {"width": 3, "draft_tokens": 4, "nodes": 7},
-    "large": {"width": 30, "draft_tokens": 2, "nodes": 99},
+    "dynamic": {"width": 3, "draft_tokens": 4, "nodes": 7, "confidence": 0.0},
+    "large": {"width": 30, "draft_tokens": 2, "nodes": 99, "confidence": 0.0},
+    "confident": {"width": 3, "confidence": 0.2},
 }
 
 
@@ -53,7 +54,7 @@ def naive_of(method: Eagle, module: EagleModule, models: Pair, ids: Tensor | Non
 
 def drafter_of(method: Eagle, naive: NaiveEagle) -> TreeDrafter:
     if method.tree == "dynamic":
-        return naive.dynamic(method.width, method.draft_tokens, method.nodes)
+        return naive.dynamic(method.width, method.draft_tokens, method.nodes, method.confidence)
     widths = [1] * method.draft_tokens if method.tree == "chain" else list(map(int, method.tree.split("x")))
     return naive.shaped(widths)
 
@@ -276,6 +277,7 @@ def test_taps_follow_from_the_depth(layers: int, taps: tuple[int, ...]) -> None:
         {"width": 0},
         {"nodes": 0},
         {"passes": 0},
+        {"confidence": 1.5},
         {"tree": "4x0"},
         {"tree": "sparse"},
         {"objective": "hass"},
