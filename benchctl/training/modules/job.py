@@ -44,7 +44,7 @@ from benchctl.training.modules.frozen import (
     find_target,
 )
 from benchctl.training.modules.objective import HeldOut
-from benchctl.training.modules.training_text import draft_text, draft_tokens, stage_of, training_text
+from benchctl.training.modules.training_text import draft_size, draft_text, draft_tokens, stage_of, training_text
 from benchctl.training.optim import Stage, is_matrix
 from benchctl.training.record import Result, write_result
 from benchctl.training.train_options import Learning, ModuleOptions, TeacherOptions
@@ -231,6 +231,8 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     assert isinstance(method, Method)
     if problem := why_unsupported(method, info):
         raise UserError("cannot_be_trained", f"{label} cannot be trained for this target: {problem}")
+    if isinstance(method, UsesDraftVocabulary) and (count := draft_size(options.draft_vocabulary, info.vocabulary)):
+        method.vocabulary = DraftVocabulary(torch.arange(count))
     module = method.build(info, target.lm_head.weight)
     size = DTYPES["bfloat16" if options.dtype == "auto" else options.dtype].itemsize
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
