@@ -39,8 +39,8 @@ JUDGES = "benchctl.judges"
 # The tests of benchctl examine these; a file that a user puts into methods/ is a plug-in like one of a distribution.
 SHIPPED = frozenset(
     (
-        *("autoregressive", "deed", "draft_tree", "early_exit", "expert_offload", "lookahead", "m2r2", "m2r2_dynamic"),
-        *("m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "skip_decode", "two_model"),
+        *("autoregressive", "deed", "draft_tree", "eagle", "early_exit", "expert_offload", "lookahead", "m2r2"),
+        *("m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "skip_decode", "two_model"),
     )
 )
 # What methods of version 0.1 had, and what to write instead.

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchctl.decoding.model.families import ACTIVATIONS, llama_rotary
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.families import ACTIVATIONS
+from benchctl.decoding.model.target import Target, TargetInfo, llama_rotary
 from benchctl.decoding.modules.others import CONFIG, read_config, read_weights, weights_file
 from benchctl.decoding.modules.trainable import FACTS
 from benchctl.errors import UserError

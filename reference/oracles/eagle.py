@@ -18,10 +18,11 @@ import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -30,7 +31,7 @@ from torch import Tensor
 from benchctl.conformance.method_under_test import untrained
 from benchctl.conformance.random_models import Naive, random_config, random_model
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.drafting.grow import grow_likeliest
+from benchctl.decoding.drafting.grow import Frontier, grow_likeliest
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary
 from benchctl.decoding.modules.trainable import TrainingBatch
@@ -59,10 +60,10 @@ class Models:
         model = random_model(random_config("llama", **sizes), seed, torch.float32).requires_grad_(False)
         return cls(Target(model, None), Naive(model))
 
-    def features(self, text: list[int], version: str) -> Tensor:
+    def features(self, text: list[int], kind: str) -> Tensor:
         """[tokens, width of all taps] for version 3; the normed last state for version 1."""
         states = self.naive.states(text)
-        if version == "1":
+        if kind == "1":
             final: Tensor = self.naive.model.model.norm(states[-1])
             return final
         return torch.cat([states[tap] for tap in TAPS], -1)
@@ -82,10 +83,10 @@ def their_paths(answer: tuple[Tensor, ...]) -> Paths:
     return paths_of(tuple(tokens[1:]), tuple(parents))
 
 
-def authors_model(repository: Path, version: str, module: EagleModule, ids: Tensor | None, **tree: int) -> Any:
+def authors_model(repository: Path, kind: str, module: EagleModule, ids: Tensor | None, **tree: int) -> Any:
     """cnets.Model or cnets1.Model with our weights."""
     sys.path.insert(0, str(repository))
-    kind = importlib.import_module("eagle.model." + ("cnets1" if version == "1" else "cnets")).Model
+    model_class = importlib.import_module("eagle.model." + ("cnets1" if kind == "1" else "cnets")).Model
     config = SimpleNamespace(
         hidden_size=WIDTH,
         intermediate_size=MLP,
@@ -102,9 +103,9 @@ def authors_model(repository: Path, version: str, module: EagleModule, ids: Tens
         hidden_act="silu",
         pad_token_id=None,
     )
-    model = kind(config, load_emb=False, **tree)
+    model = model_class(config, load_emb=False, **tree)
     weights = dict(module.state_dict())
-    if version == "1":
+    if kind == "1":
         weights = {name.replace("midlayer.", "layers.0."): weight for name, weight in weights.items()}
     if ids is not None:
         weights["d2t"] = ids - torch.arange(len(ids))
@@ -117,38 +118,38 @@ def authors_model(repository: Path, version: str, module: EagleModule, ids: Tens
 def compare_trees(repository: Path, seed: int) -> Counter[str]:
     """One text in several steps: a prompt, then a few tokens more each time, as if so many had been accepted."""
     draw, models = Random(seed), Models.random(seed % 5)
-    version = draw.choice(("1", "3", "3"))
-    ids = torch.tensor(sorted(draw.sample(range(VOCABULARY), 24))) if version == "3" and draw.random() < 0.5 else None
-    method = Eagle(version=version)  # type: ignore[arg-type]
+    kind = draw.choice(("1", "3", "3"))
+    ids = torch.tensor(sorted(draw.sample(range(VOCABULARY), 24))) if kind == "3" and draw.random() < 0.5 else None
+    method = Eagle(version=kind)
     method.vocabulary = DraftVocabulary(ids)
     module = untrained(method, models.target, seed)
     assert isinstance(module, EagleModule)
     width, depth, nodes = draw.choice((1, 2, 4, 8)), draw.randint(1, 5), draw.choice((3, 7, 20))
     nodes = min(nodes, width + width * width * depth)
-    theirs = authors_model(repository, version, module, ids, total_tokens=nodes + 1, depth=depth, top_k=width)
+    theirs = authors_model(repository, kind, module, ids, total_tokens=nodes + 1, depth=depth, top_k=width)
     theirs.embed_tokens.weight.data = models.naive.model.model.embed_tokens.weight
     theirs.init_tree()
     theirs.reset_kv()
     layer = LayerConfig(WIDTH, HEADS, KV_HEADS, WIDTH // HEADS)
-    taps = (LAYERS,) if version == "1" else TAPS
+    taps = (LAYERS,) if kind == "1" else TAPS
     ours = Drafter(module, Traits(layer, taps, models.target.rotary), models.target, method.vocabulary)
     ours.start(128)
     counts = Counter[str]()
     text = [draw.randrange(VOCABULARY) for _ in range(draw.randint(2, 30))]
     for _ in range(STEPS):
-        read, new = ours.length, models.features(text[:-1], version)[ours.length :]
+        read, new = ours.length, models.features(text[:-1], kind)[ours.length :]
         answer = theirs.topK_genrate(new[None], torch.tensor([text]), models.naive.model.lm_head, None)
         states = models.naive.states(text[:-1])
         ours.read([states[tap][read:] for tap in taps], text[read + 1 :])
 
         def expand(frontier: Any) -> Tensor:
-            return ours(frontier).log_softmax(-1)
+            log_probs: Tensor = ours(frontier).log_softmax(-1)
+            return log_probs
 
         tree = grow_likeliest(expand, width, depth + 1, nodes, method.vocabulary)
         equal = paths_of(tree.tokens, tree.parents) == their_paths(answer)
-        counts[f"trees of version {version}"] += 1
-        counts[f"trees of version {version} equal"] += equal
-        counts["nodes compared"] += nodes
+        counts[f"trees of version {kind}"] += 1
+        counts[f"trees of version {kind} equal"] += equal
         text += [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 4))]
     return counts
 
@@ -179,19 +180,17 @@ def batch_of(models: Models, text: list[int]) -> TrainingBatch:
     )
 
 
+def _theirs(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"speculators.{module}"), name)
+
+
 def compare_passes(seed: int, flags: dict[str, bool]) -> Counter[str]:
     """Three passes over a text: states, and the loss where our training has these flags."""
-    from speculators.config import SpeculatorsConfig, VerifierConfig
-    from speculators.losses import resolve_loss_config
-    from speculators.models.eagle3 import Eagle3SpeculatorConfig
-    from speculators.models.eagle3.core import Eagle3DraftModel
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-
     draw, models = Random(seed), Models.random(seed % 5)
     kinds = {"tap_norms": "fc_norm" in flags, "input_norm": "norm_before_fc" in flags}
     torch.manual_seed(seed)
     module = EagleModule(Sizes(WIDTH, WIDTH, WIDTH // 2, MLP, len(TAPS), VOCABULARY, **kinds))
-    layer = transformers.LlamaConfig(
+    layer = cast(Any, transformers.LlamaConfig)(
         hidden_size=WIDTH,
         intermediate_size=MLP,
         num_attention_heads=HEADS,
@@ -203,20 +202,20 @@ def compare_passes(seed: int, flags: dict[str, bool]) -> Counter[str]:
         max_position_embeddings=128,
         attn_implementation="eager",
     )
-    proposal = GreedyTokenProposalConfig(speculative_tokens=3)
-    config = Eagle3SpeculatorConfig(
+    proposal = _theirs("proposals.greedy", "GreedyTokenProposalConfig")(speculative_tokens=3)
+    config = _theirs("models.eagle3", "Eagle3SpeculatorConfig")(
         transformer_layer_config=layer,
         draft_vocab_size=VOCABULARY,
         eagle_aux_hidden_state_layer_ids=list(TAPS),
-        speculators_config=SpeculatorsConfig(
+        speculators_config=_theirs("config", "SpeculatorsConfig")(
             algorithm="eagle3",
             proposal_methods=[proposal],
             default_proposal_method="greedy",
-            verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+            verifier=_theirs("config", "VerifierConfig")(name_or_path=None, architectures=["LlamaForCausalLM"]),
         ),
         **flags,
     )
-    theirs = Eagle3DraftModel(config)
+    theirs = _theirs("models.eagle3.core", "Eagle3DraftModel")(config)
     weights = {name.replace("midlayer.", "layers.0."): weight for name, weight in module.state_dict().items()}
     model = models.naive.model
     weights["embed_tokens.weight"] = model.model.embed_tokens.weight
@@ -235,7 +234,7 @@ def compare_passes(seed: int, flags: dict[str, bool]) -> Counter[str]:
         input_ids=torch.tensor([text[1:]]),
         document_ids=torch.zeros(1, n - 1, dtype=torch.int64),
         loss_mask=mask,
-        loss_config=resolve_loss_config("kl_div", "eager"),
+        loss_config=_theirs("losses", "resolve_loss_config")("kl_div", "eager"),
         verifier_last_hidden_states=last.clone(),
         ttt_steps=3,
         ttt_step_loss_decay=0.8,
@@ -278,8 +277,6 @@ def same_gradients(module: EagleModule, theirs: Any, total: Any, loss: Tensor) -
 @torch.inference_mode()
 def decoded(models: Models, module: EagleModule, flags: dict[str, bool], text: list[int]) -> Tensor:
     """[tokens - 1, vocabulary] the logits of each row of a text, by the code that decodes."""
-    from benchctl.decoding.drafting.grow import Frontier
-
     layer = LayerConfig(WIDTH, HEADS, KV_HEADS, WIDTH // HEADS)
     settings = {"feeds_normed": "norm_output" in flags, "norms_residual": "norm_before_residual" in flags}
     drafter = Drafter(module, Traits(layer, TAPS, models.target.rotary, **settings), models.target, DraftVocabulary())
@@ -300,8 +297,6 @@ def main(repository: str, packages: str) -> None:
     for seed in range(LOSSES):
         for flags in FLAGS:
             counts += compare_passes(seed, flags)
-    from importlib.metadata import version
-
     versions = {name: version(name) for name in ("speculators", "transformers", "torch")}
     told = {"commits": {"SafeAILab/EAGLE": "cb7e084"}, "versions": versions, "counts": dict(sorted(counts.items()))}
     OUT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

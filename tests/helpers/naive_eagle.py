@@ -81,7 +81,8 @@ class NaiveEagle:
             if name == "v":
                 return values
             turned: Tensor = rotate_half(values)  # type: ignore[no-untyped-call]
-            return values * cos + turned * sin
+            rotated: Tensor = values * cos + turned * sin
+            return rotated
 
         queries, keys, values = heads("q"), heads("k"), heads("v")
         groups = len(queries) // len(keys)

@@ -48,7 +48,8 @@ def random_weights(fused: bool, head_dim: int = 8, extras: tuple[str, ...] = ())
     noise = torch.Generator().manual_seed(7)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=noise) / shape[-1] ** 0.5
+        drawn: Tensor = torch.randn(*shape, generator=noise) / shape[-1] ** 0.5
+        return drawn
 
     inputs = 2 * WIDTH if fused else WIDTH
     fc = 0.1 * random(WIDTH, 3 * WIDTH if fused else 2 * WIDTH)
@@ -159,8 +160,8 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any], int, dict[str, Any]]] = 
 
 
 def rotary_of(**settings: Any) -> LlamaRotaryEmbedding:
-    config = LlamaConfig(hidden_size=WIDTH, num_attention_heads=HEADS, rope_theta=300.0, **settings)
-    return LlamaRotaryEmbedding(config)
+    settings = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "rope_theta": 300.0, **settings}
+    return LlamaRotaryEmbedding(LlamaConfig(**settings))
 
 
 @pytest.mark.parametrize("name", CASES)

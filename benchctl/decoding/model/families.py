@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,20 +77,11 @@ def context_tokens(config: Any) -> int:
 def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     """[positions, head_dim / 2] complex rotations, taken from the model's own module; 1 where a pair is not rotated."""
     like = model.model.embed_tokens.weight.new_empty(0, dtype=dtype)
-    return _rotations(model.model.rotary_emb, model.config, positions, like)
+    return rotations(model.model.rotary_emb, model.config, positions, like)
 
 
-def llama_rotary(settings: Mapping[str, Any], positions: int, like: Tensor) -> Tensor:
-    """The same table for Llama layers with these ``settings`` of a config.json, where and as ``like`` is."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    config = LlamaConfig(**settings)
-    check_family(config)
-    return _rotations(LlamaRotaryEmbedding(config).to(like.device), config, positions, like)
-
-
-def _rotations(rotary_emb: Any, config: Any, positions: int, like: Tensor) -> Tensor:
+def rotations(rotary_emb: Any, config: Any, positions: int, like: Tensor) -> Tensor:
+    """The same table by transformers' module for this configuration, where and as ``like`` is."""
     wide = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
     probe = torch.zeros(1, dtype=wide, device=like.device)
     cos, sin = rotary_emb(probe, torch.arange(positions, device=like.device)[None])
