@@ -36,12 +36,13 @@ class Unrolled:
         self._visible = (batch.documents[:, :, None] == batch.documents[:, None, :]).tril()[:, None]
         self._keys, self._values = list[Tensor](), list[Tensor]()
 
-    def passes(self, count: int) -> Iterator[Tensor]:
-        """[rows, n, width] of each pass: the states that the next one reads."""
+    def passes(self, count: int, detached: bool = False) -> Iterator[Tensor]:
+        """[rows, n, width] of each pass: the states that the next one reads; ``detached``: without their gradient."""
         hidden = self._features()
         for number in range(count):
-            hidden = self._through(number, hidden)
-            yield hidden
+            states = self._through(number, hidden)
+            yield states
+            hidden = states.detach() if detached else states
 
     def _features(self) -> Tensor:
         if not self._module.taps:
@@ -112,9 +113,11 @@ def _drafted(batch: TrainingBatch) -> Tensor:
     return batch.ahead(2).weights.flatten().nonzero()[:, 0] + 1
 
 
-def _passes(module: EagleModule, batch: TrainingBatch, taps: Sequence[int], passes: int) -> Iterator[Rows]:
+def _passes(
+    module: EagleModule, batch: TrainingBatch, taps: Sequence[int], passes: int, detached: bool = False
+) -> Iterator[Rows]:
     """In pass i the token after place u is drafted by row u - 1 - i; it has no weight in another document."""
-    for number, states in enumerate(Unrolled(module, batch, taps).passes(passes)):
+    for number, states in enumerate(Unrolled(module, batch, taps).passes(passes, detached)):
         rows = _drafted(batch) - 1 - number
         some = read = states.flatten(0, 1)[rows]
         if module.norm is not None and not module.tap_norms:
@@ -189,13 +192,13 @@ def eagle_loss(
     """Weighted sum over passes i = 0, 1, .. of FADE ** i times the loss of their tokens.
 
     Version 3: KL(target's distribution || drafter's). Version 1: SmoothL1 of the state and the target's, mean over its
-    width, + 0.1 KL; with ``hass`` also the cross-entropy with the target's ten likeliest tokens, and all passes count
-    the same.
+    width, + 0.1 KL. With ``hass`` also the cross-entropy with the target's ten likeliest tokens; all passes count the
+    same, and no gradient goes from one to the one before.
     """
     drafted = _drafted(batch)
     final, total = batch.final.flatten(0, 1)[drafted], batch.final.new_zeros((), dtype=torch.float32)
     reads, weights = list[Tensor](), list[Tensor]()
-    for number, rows in enumerate(_passes(module, batch, taps, passes)):
+    for number, rows in enumerate(_passes(module, batch, taps, passes, detached=hass)):
         weight = rows.weights if not module.taps else FADE**number * rows.weights
         reads.append(rows.read)
         weights.append(weight)
