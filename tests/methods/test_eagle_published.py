@@ -18,9 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from untrained import facts_of, untrained
 
+from benchctl.decoding.drafting.grow import Frontier
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.modules.trainable import modules_sha256
+from benchctl.decoding.modules.trainable import modules_sha256, save_modules
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.published import read_published
 
@@ -188,6 +190,23 @@ def test_a_published_layer_takes_the_steps_of_a_plain_reimplementation(name: str
         drafter = naive.dynamic(3, 4, 7)
         assert rounds_of(got) == replay_tree(prompt_of(prompt_tokens), text, len(text), drafter)
     assert len(modules_sha256(folder)) == 64
+
+
+@torch.inference_mode()
+def test_our_modules_under_published_names_are_the_same_drafter(tmp_path: Path) -> None:
+    models, method = pair("llama"), Eagle()
+    module = untrained(method, models.target)
+    save_modules(tmp_path / "own", module, facts_of("eagle", method, models.target))
+    sizes = {"intermediate_size": 48, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    folders = str(tmp_path / "own"), folder_of(tmp_path / "published", dict(module.state_dict()), eagle3(**sizes))
+    states, logits = models.naive.states(prompt_of(13)), list[Tensor]()
+    for folder in folders:
+        method = Eagle(modules=folder)
+        method.prepare(models.target)
+        method._drafter.start(20)
+        method._drafter.read([states[tap][:12] for tap in method._drafter.taps], prompt_of(13)[1:])
+        logits.append(method._drafter(Frontier()))
+    assert torch.equal(*logits)
 
 
 @torch.inference_mode()
