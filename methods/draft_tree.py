@@ -38,10 +38,10 @@ class DraftTree(DraftModelMethod):
     """
 
     tree: str = "likeliest"
-    nodes: int = 8
-    depth: int = 4
-    width: int = 2
-    confidence: float = 0.2
+    nodes: int = 12
+    depth: int = 8
+    width: int = 3
+    confidence: float = 0.1
     replacement: bool = False
     ranks: str = "0.63+0.16+0.07+0.02"
     draft_cost: float = 0.1

@@ -105,7 +105,7 @@ def verify_block(draft: Draft, target_probs: Rows, generator: torch.Generator) -
     """
     if draft.depth < len(draft):
         raise ValueError("block verification takes chains without scratch rows")
-    proposals = draft.probs or [None] * len(draft)
+    proposals: Sequence[Tensor | None] = draft.probs or [None] * len(draft)
     shares = [1.0]
     for row, (token, proposal) in enumerate(zip(draft.tokens, proposals, strict=True)):
         drafted_mass = 1.0 if proposal is None else float(proposal[token])

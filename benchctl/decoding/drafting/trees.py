@@ -76,7 +76,8 @@ def optimal_tree(
     def share(path: Path) -> float:
         return prod(ranks[rank] for rank in path)
 
-    best, best_rate = (), 0.0
+    best: tuple[Path, ...] = ()
+    best_rate = 0.0
     for levels in range(1, depth + 1):
         accepted = 0.0
         ranked = sorted(sparse_tree([ranks] * levels, nodes), key=lambda path: (-share(path), len(path), path))
