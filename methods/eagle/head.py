@@ -118,7 +118,7 @@ class EagleModule(nn.Module):
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor) -> None:
-        """A fresh drafter: it hands the last of its inputs on to the LM head, which is the target's."""
+        """Start as an identity: the state is the last feature, and the LM head is the target's."""
         self.fc.weight.zero_()[:, -self.sizes.width :].fill_diagonal_(1.0)
         if self.fc.bias is not None:
             self.fc.bias.zero_()
@@ -130,7 +130,7 @@ class EagleModule(nn.Module):
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """What reading a layer asks of a configuration, by transformers' names."""
+    """The fields of a configuration that read_attention and read_mlp need, by transformers' names."""
 
     hidden_size: int
     num_attention_heads: int
@@ -142,7 +142,7 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class Traits:
-    """What the weights of a drafter do not tell.
+    """How a drafter works, where its weights do not show it.
 
     taps             layers of the target whose states it reads, in the order of its product
     rotary           [positions, head_dim / 2] complex rotations

@@ -4,7 +4,7 @@ eagle        SafeAILab's of versions 1 and 2 (yuhuili/EAGLE-*): a plain Llama co
 eagle3       SafeAILab's and SpecForge's of version 3 (yuhuili/EAGLE3-*, lmsys/SGLang-EAGLE3-*): draft_vocab_size
 speculators  RedHatAI/*-speculator.eagle3: speculators_model_type, and the layer's configuration inside
 
-Nothing tells which target they were made for, but for widths and vocabulary. A key may have two meanings:
+Only widths and the vocabulary show which target they were made for. Two keys have two meanings:
 norm_output        SpecForge: the LM head reads normed states (true, also where it is missing); speculators: rows read
                    the normed state before them (false where it is missing)
 aux layer ids      at the top, layers that have run; inside eagle_config (SpecForge), the layer whose output it is

@@ -101,7 +101,7 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """Of a pass the row that drafts each token: its weight [tokens], its state, and what the LM head reads of it."""
+    """The rows of one pass, one for each drafted token: weight [tokens], state, and what the LM head reads."""
 
     weights: Tensor
     states: Tensor
@@ -109,14 +109,14 @@ class Rows(NamedTuple):
 
 
 def _drafted(batch: TrainingBatch) -> Tensor:
-    """Places, among all rows of a batch, of the tokens after which a drafted one has a weight."""
+    """Flat places u [tokens] in a batch where the next token, u + 1, is drafted and has a weight."""
     return batch.ahead(2).weights.flatten().nonzero()[:, 0] + 1
 
 
 def _passes(
     module: EagleModule, batch: TrainingBatch, taps: Sequence[int], passes: int, detached: bool = False
 ) -> Iterator[Rows]:
-    """In pass i the token after place u is drafted by row u - 1 - i; it has no weight in another document."""
+    """In pass i row u - 1 - i drafts token u + 1. The weight is 0 where that row is in another document."""
     for number, states in enumerate(Unrolled(module, batch, taps).passes(passes, detached)):
         rows = _drafted(batch) - 1 - number
         some = read = states.flatten(0, 1)[rows]
