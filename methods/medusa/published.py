@@ -8,22 +8,17 @@ weights the target must have, but for width and, in the first form, vocabulary.
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.others import CONFIG, read_config, read_weights, weights_file
 from benchctl.errors import UserError
 
-CONFIG = "config.json"
 _WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # the first that is there is read
 
 
@@ -67,11 +62,9 @@ def read_published(folder: str) -> Published | None:
     Raises UserError where it cannot be read, lacks weights, or holds others than config.json names. More heads than it
     names are read: config.json of the heads for Vicuna-7B names two, and there are five.
     """
-    place = Path(folder)
-    file = next((place / name for name in _WEIGHTS if (place / name).is_file()), None)
-    if file is None:
+    if (file := weights_file(folder, _WEIGHTS)) is None:
         return None
-    config, weights = _config(place / CONFIG), _read(file)
+    config, weights = _config(file.parent / CONFIG), read_weights(file)
     heads, blocks = len({name.partition(".")[0] for name in weights}), config["medusa_num_layers"]
     named = max(heads, config["medusa_num_heads"])
     parts = [f"{block}.linear.{kind}" for block in range(blocks) for kind in ("weight", "bias")]
@@ -89,28 +82,9 @@ def read_published(folder: str) -> Published | None:
 
 
 def _config(file: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        counts = [config[name] for name in ("medusa_num_heads", "medusa_num_layers")]
-        if not all(isinstance(count, int) and count > 0 for count in counts):
-            raise ValueError("medusa_num_heads and medusa_num_layers must be positive")
-        return dict(config)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{file}: cannot be read as that of Medusa heads ({error!r}); get the folder again"
-        raise UserError("file_not_readable", message) from error
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    """Of a .pt only tensors are unpickled: strangers' files run nothing; torch's error advises to unpickle the rest."""
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        weights = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        if not all(isinstance(weight, Tensor) for weight in weights.values()):
-            raise ValueError("there is more in it than tensors")
-        return dict(weights)
-    except pickle.UnpicklingError as error:
-        message = f"{file}: holds more than tensors, or is torn, and was not read; get one that holds no more"
-        raise UserError("unsafe_file", message) from error
-    except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
-        raise UserError("file_not_readable", f"{file}: cannot be read ({error}); get it again") from error
+    config = read_config(file, "Medusa heads")
+    counts = [config.get(name) for name in ("medusa_num_heads", "medusa_num_layers")]
+    if not all(isinstance(count, int) and count > 0 for count in counts):
+        message = f"{file}: medusa_num_heads and medusa_num_layers must be positive; get the folder again"
+        raise UserError("file_not_readable", message)
+    return config

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from benchctl.decoding.model.tokenizer import hub_reachable
+from benchctl.decoding.model.tokenizer import downloaded_file, hub_reachable
+from benchctl.decoding.modules.others import modules_folder, weights_file
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +38,25 @@ def test_a_name_that_is_found_or_that_a_proxy_looks_up_means_a_hub(monkeypatch: 
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: pytest.fail("asked") if proxy else [])
     assert hub_reachable()
+
+
+def test_files_of_a_hub_id_are_found_in_its_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a network; a file or an id that is not there is None, also where a folder of that name is missing."""
+    from transformers.utils.hub import constants  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("benchctl.decoding.model.tokenizer.hub_reachable", lambda: False)
+    snapshot = tmp_path / "models--owner--layer" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--owner--layer" / "refs").mkdir()
+    (tmp_path / "models--owner--layer" / "refs" / "main").write_text("0123")
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).write_text("{}")
+    assert downloaded_file("owner/layer", "config.json") == snapshot / "config.json"
+    assert downloaded_file("owner/layer", "pytorch_model.bin") is None
+    assert downloaded_file("owner/other", "config.json") is None
+    assert modules_folder("owner/layer") == snapshot
+    assert weights_file("owner/layer", ("heads.pt", "model.safetensors")) == snapshot / "model.safetensors"
+    assert weights_file("owner/layer", ("heads.pt",)) is None
+    assert modules_folder("some/where/else") == Path("some/where/else")
+    assert weights_file("owner/other", ("model.safetensors",)) is None

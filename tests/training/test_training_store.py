@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from tiny import tiny_folder
 from torch import Tensor
 
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
 from benchctl.decoding.modules.trainable import WEIGHTS, Trainable
 from benchctl.errors import UserError
@@ -239,12 +241,12 @@ def test_modules_saved_in_float16_are_those_that_were_measured(tmp_path: Path) -
 
 
 def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path) -> None:
-    """Two methods share it: the second finds all that the first one wrote."""
+    """Three methods share it: the others find all that the first one wrote. EAGLE's own head has a row for each id."""
     write_data(tmp_path / "data")
     tiny_folder(tmp_path / "target")
     words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--cache", tmp_path / "cache")
     sizes: list[int] = []
-    for label in ("m2r2[gates=1]", "early_exit[mode=draft,head=trained,exits=1]"):
+    for label in ("m2r2[gates=1]", "early_exit[mode=draft,head=trained,exits=1]", "eagle"):
         out = tmp_path / label[:4]
         done("train", label, *words, "--out", out, "--draft-vocabulary", 60, "--steps", 4, *BATCHES, *COMMON)
         ids = read_draft_vocabulary(out)
@@ -252,7 +254,11 @@ def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path
         facts = json.loads((out / "modules.json").read_text())
         assert 0 < facts["yardsticks"]["draft_vocabulary_covers"] < 1
         sizes += [path.stat().st_size for path in (tmp_path / "cache").glob("states-*/states")]
-    assert len(sizes) == 2 and sizes[0] == sizes[1] > 0
+    assert len(sizes) == 3 and sizes[0] == sizes[1] == sizes[2] > 0
+    assert load_file(tmp_path / "eagl" / WEIGHTS)["lm_head.weight"].shape == (60, 32)
+    method = build(f"eagle[modules={tmp_path / 'eagl'},tree=chain]")
+    method.prepare(target := Target.load(tmp_path / "target"))
+    assert decode(method, target, DecodeRequest([5, 6, 7], 9)).steps[0].drafted == 4
     done(
         "train", "m2r2[gates=1]", *words, "--out", tmp_path / "whole", "--store-gb", 0, "--steps", 1, *BATCHES, *COMMON
     )
@@ -266,6 +272,7 @@ def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path
         ("m2r2", True),
         ("early_exit[mode=draft,head=trained]", True),
         ("deed[mode=draft]", True),
+        ("eagle", True),
         ("early_exit[head=trained]", False),
         ("deed", False),
         ("m2r2_dynamic", False),

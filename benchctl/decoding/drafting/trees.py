@@ -17,14 +17,14 @@ Path = tuple[int, ...]
 MOST_NODES = 1024  # a pass over more rows costs more than any draft can win
 
 
-def read_widths(text: str, depth: int) -> tuple[int, ...]:
-    """Widths level by level, such as 4x2x1.
+def read_widths(text: str, depth: int, other: str = "sparse") -> tuple[int, ...]:
+    """Widths level by level, such as 4x2x1; ``other`` says what else the option takes.
 
     Raises ValueError for anything else, for more than ``depth`` levels and for more than MOST_NODES nodes.
     """
     parts = text.split("x")
     if len(parts) > depth or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"tree is {text!r}; it takes sparse, or up to {depth} widths joined by x, such as 4x2x1")
+        raise ValueError(f"tree is {text!r}; it takes {other}, or up to {depth} widths joined by x, such as 4x2x1")
     widths = tuple(map(int, parts))
     nodes = sum(prod(widths[:level]) for level in range(1, len(widths) + 1))
     if nodes > MOST_NODES:

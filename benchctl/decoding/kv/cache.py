@@ -155,6 +155,18 @@ class Cache:
             self._forget_absent(layer, length)
 
 
+def branches(base: int, parents: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """Positions of the rows of a tree behind ``base`` slots, and for each row the rows that it sees.
+
+    Parents -1, 0, 0 behind 5 slots: positions 5, 6, 6; rows [0], [0, 1], [0, 2].
+    """
+    positions, ancestors = list[int](), list[list[int]]()
+    for row, parent in enumerate(parents):
+        positions.append(base if parent < 0 else positions[parent] + 1)
+        ancestors.append([*(ancestors[parent] if parent >= 0 else []), row])
+    return positions, ancestors
+
+
 class Layout:
     """Where rows stand: their first cache slot, the position of each, and which slots each may see.
 

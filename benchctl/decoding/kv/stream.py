@@ -6,12 +6,13 @@ That makes "verify a draft", "verify from layer E" and "compute skipped layers l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache, Layout
+from benchctl.decoding.kv.cache import Cache, Layout, branches
 from benchctl.decoding.model.target import Target
 
 RunRows = Callable[[Tensor, Cache, Layout], Tensor]
@@ -36,6 +37,9 @@ class Stream:
     text    ids of all rows, committed and open; parents: the open row each one continues, -1 for the text before them
     states  [open rows, width] each row's residual after the last layer it ran
     runs    every run through layers, which the loop counts passes, rows and layers from
+    taps    layer counts, ascending, that `features` are wanted of: set before the first pass; rows then run all layers
+            in one pass
+    features  for each tap [rows of the latest pass, width]: their residuals after so many layers
     """
 
     def __init__(self, target: Target, capacity: int) -> None:
@@ -44,6 +48,8 @@ class Stream:
         self.base = 0
         self.text: list[int] = []
         self.runs: list[LayerRun] = []
+        self.taps: tuple[int, ...] = ()
+        self.features: tuple[Tensor, ...] = ()
         self._parents: list[int] = []
         self._is_chain = True
         self._states: Tensor | None = None
@@ -86,7 +92,14 @@ class Stream:
             if start < self.length:
                 layout = self._layout(start, first)
                 self.runs.append(LayerRun(first, group, self.length - start))
-                states = self.target.run(self._states_from(start), self.cache, first, group, layout)
+                if self.taps and (first, group, start) != (0, self.target.layers, self.base):
+                    raise ValueError("rows of a stream with taps run all layers in one pass")
+                states, features = self._states_from(start), list[Tensor]()
+                for below, above in pairwise((first, *self.taps, group)):
+                    if below < above:
+                        states = self.target.run(states, self.cache, below, above, layout)
+                    features.append(states)
+                self.features = tuple(features[:-1])
                 self._replace_states(start, states)
             first = group
 
@@ -189,17 +202,11 @@ class Stream:
         self.base = self.length
 
     def _layout(self, start: int, layer: int) -> Layout:
-        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden.
-
-        Rows of a tree with parents -1, 0, 0 behind 5 slots stand at 5, 6, 6 and see [0], [0, 1], [0, 2].
-        """
+        """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden."""
         positions: Sequence[int] = range(self.base, self.length)
         ancestors: list[list[int]] | None = None
         if not self._is_chain:
-            positions, ancestors = [], []
-            for row, parent in enumerate(self._parents):
-                positions.append(self.base if parent < 0 else positions[parent] + 1)
-                ancestors.append([*(ancestors[parent] if parent >= 0 else []), row])
+            positions, ancestors = branches(self.base, self._parents)
         layout = self.target.layout(self.base, positions, ancestors, start - self.base)
         layout.absent_bias = self.cache.absent_bias(layer, self.length)
         return layout

@@ -76,14 +76,18 @@ def context_tokens(config: Any) -> int:
 
 def rotary_table(model: Any, positions: int, dtype: torch.dtype) -> Tensor:
     """[positions, head_dim / 2] complex rotations, taken from the model's own module; 1 where a pair is not rotated."""
-    device = model.model.embed_tokens.weight.device
-    wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-    probe = torch.zeros(1, dtype=wide, device=device)
-    cos, sin = model.model.rotary_emb(probe, torch.arange(positions, device=device)[None])
+    like = model.model.embed_tokens.weight.new_empty(0, dtype=dtype)
+    return rotations(model.model.rotary_emb, model.config, positions, like)
+
+
+def rotations(rotary_emb: Any, config: Any, positions: int, like: Tensor) -> Tensor:
+    """The same table by transformers' module for this configuration, where and as ``like`` is."""
+    wide = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
+    probe = torch.zeros(1, dtype=wide, device=like.device)
+    cos, sin = rotary_emb(probe, torch.arange(positions, device=like.device)[None])
     pairs = cos.shape[-1] // 2
     table = torch.complex(cos[0, :, :pairs], sin[0, :, :pairs])
-    rest = head_dim(model.config) // 2 - pairs
-    return torch.cat((table, table.new_ones(positions, rest)), dim=-1)
+    return torch.cat((table, table.new_ones(positions, head_dim(config) // 2 - pairs)), dim=-1)
 
 
 def read_parts(model: Any, form: Form, release: bool = False) -> Parts:
@@ -124,9 +128,9 @@ def read_layer(model: Any, index: int, form: Form) -> Layer:
     layer, config, mlp = model.model.layers[index], model.config, model.model.layers[index].mlp
     return Layer(
         attention_norm=read_norm(layer.input_layernorm, config),
-        attention=_read_attention(layer.self_attn, config, index, form, 2 * model.model.rotary_emb.inv_freq.numel()),
+        attention=read_attention(layer.self_attn, config, index, form, 2 * model.model.rotary_emb.inv_freq.numel()),
         mlp_norm=read_norm(layer.post_attention_layernorm, config),
-        mlp=_read_experts(mlp, config) if hasattr(mlp, "experts") else _read_mlp(mlp, config, form),
+        mlp=_read_experts(mlp, config) if hasattr(mlp, "experts") else read_mlp(mlp, config, form),
     )
 
 
@@ -134,7 +138,8 @@ def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _read_attention(module: Any, config: Any, index: int, form: Form, rotated: int) -> Attention:
+def read_attention(module: Any, config: Any, index: int, form: Form, rotated: int) -> Attention:
+    """Of a ``module`` named as in transformers, whose first ``rotated`` values of each head are rotated."""
     heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
     # The two halves of each rotated pair come side by side: 0, r/2, 1, r/2 + 1, ... then the rest.
     halves = zip(range(rotated // 2), range(rotated // 2, rotated), strict=True)
@@ -155,7 +160,7 @@ def _read_attention(module: Any, config: Any, index: int, form: Form, rotated: i
         heads=heads,
         kv_heads=kv_heads,
         head_dim=width,
-        scale=float(module.scaling),
+        scale=float(getattr(module, "scaling", width**-0.5)),
         query_norm=head_norm("q_norm", 1 if per_head else heads),
         key_norm=head_norm("k_norm", 1 if per_head else kv_heads),
         norm_per_head=per_head,
@@ -193,7 +198,7 @@ def activation_name(config: Any) -> str:
     return str(config.dense_act_fn if config.model_type in ENCODER_DECODERS else config.hidden_act)
 
 
-def _read_mlp(module: Any, config: Any, form: Form) -> Mlp:
+def read_mlp(module: Any, config: Any, form: Form) -> Mlp:
     weight, bias = _fused(module, "gate_up_proj", ("gate_proj", "up_proj"))
     down = Linear(module.down_proj.weight, module.down_proj.bias, form)
     return Mlp(Linear(weight, bias, form), down, ACTIVATIONS[activation_name(config)])

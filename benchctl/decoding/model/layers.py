@@ -221,14 +221,20 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(1, dtype=dtype, device=device)
 
 
-def run_layers(layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout) -> Tensor:
-    """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on."""
+def run_layers(
+    layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout, normed: Tensor | None = None
+) -> Tensor:
+    """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on.
+
+    ``normed`` [rows, inputs] is read by the first attention instead of its norm of ``x``.
+    """
     rotary, attention = layout.rotary, layers[0].attention
     if x.dtype in (torch.float32, torch.float64):
         rotated = attention.heads + attention.kv_heads
         rotary = layout.turns(rotated, rotated + attention.kv_heads)
     for layer, slots in zip(layers, cache.open(first, first + len(layers), layout.start, layout.rows), strict=True):
-        queries, kv = project(layer.attention, layer.attention_norm(x), rotary)
+        queries, kv = project(layer.attention, layer.attention_norm(x) if normed is None else normed, rotary)
+        normed = None
         slots.new.copy_(kv)  # rows see their own keys and values too
         x = layer.attention.out.add_to(x, mix(layer.attention, queries, slots.keys, slots.values, layout))
         if layer.cross is not None:

@@ -30,6 +30,7 @@ from benchctl.decoding.model.families import (
     head_dim,
     read_parts,
     read_t5,
+    rotations,
 )
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
@@ -388,6 +389,19 @@ class Target:
             rows = self.run(rows, cache, layer, layer + 1, layout)
             states.append(rows[-1])
         return torch.stack(states)
+
+
+def llama_rotary(settings: Mapping[str, Any], positions: int, like: Tensor) -> Tensor:
+    """[positions, head_dim / 2] rotations of Llama layers with these ``settings`` of a config.json, see rotary_table.
+
+    They are where ``like`` is, and of its kind.
+    """
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(**settings)
+    check_family(config)
+    return rotations(LlamaRotaryEmbedding(config).to(like.device), config, positions, like)
 
 
 def outline(config: Any, dtype: str = "float32") -> Target:

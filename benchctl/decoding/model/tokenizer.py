@@ -175,6 +175,18 @@ def downloaded(hub_id: str) -> Path | None:
     return Path(config).parent if config else None
 
 
+def downloaded_file(hub_id: str, name: str) -> Path | None:
+    """A file of a hub id, downloaded where it is not cached; None where there is none, or no network."""
+    from transformers.utils.hub import cached_file
+
+    offline = not hub_reachable()
+    try:
+        file = cached_file(hub_id, name, local_files_only=offline, _raise_exceptions_for_missing_entries=False)
+    except OSError:  # no such id, or not cached
+        return None
+    return Path(file) if file else None
+
+
 def load_tokenizer(path: str | Path) -> TargetTokenizer:
     """Tokenizer and configuration of a folder or hub id; UserError when there is none or the family is unknown."""
     import transformers

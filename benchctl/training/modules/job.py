@@ -16,6 +16,7 @@ from benchctl.decoding.model.families import check_family
 from benchctl.decoding.model.target import DTYPES, outline
 from benchctl.decoding.model.tokenizer import from_pretrained
 from benchctl.decoding.modules.draft_vocabulary import (
+    DraftVocabulary,
     UsesDraftVocabulary,
     read_draft_vocabulary,
     write_draft_vocabulary,
@@ -44,13 +45,7 @@ from benchctl.training.modules.frozen import (
     find_target,
 )
 from benchctl.training.modules.objective import HeldOut
-from benchctl.training.modules.training_text import (
-    default_draft_tokens,
-    draft_text,
-    draft_tokens,
-    stage_of,
-    training_text,
-)
+from benchctl.training.modules.training_text import draft_size, draft_text, draft_tokens, stage_of, training_text
 from benchctl.training.optim import Stage, is_matrix
 from benchctl.training.record import Result, write_result
 from benchctl.training.train_options import Learning, ModuleOptions, TeacherOptions
@@ -103,12 +98,14 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
     text = training_text(files, options, job_context)
     earlier = modules_sha256(method.modules) if stage else ""
     target, facts = text.load_target({"method": label.text} | ({"modules": earlier[:16]} if stage else {}))
+    data = text.data(target)
+    maker, ids = text.batch_maker(target, data), _draft_vocabulary(method, target, options, data)
+    if isinstance(method, UsesDraftVocabulary):
+        method.vocabulary = DraftVocabulary(ids)
     torch.manual_seed(options.seed)
     module = method.build(target.info, target.lm_head)
     if stage:
         take_weights(module, method, label.name, method.modules, (target.info, target.weights_sha256), whole=False)
-    data = text.data(target)
-    maker, ids = text.batch_maker(target, data), _draft_vocabulary(method, target, options, data)
     objective = ModuleObjective(method, maker)
     facts |= maker.draft_over(ids)
     run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
@@ -236,6 +233,8 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     assert isinstance(method, Method)
     if problem := why_unsupported(method, info):
         raise UserError("cannot_be_trained", f"{label} cannot be trained for this target: {problem}")
+    if isinstance(method, UsesDraftVocabulary) and (count := draft_size(options.draft_vocabulary, info.vocabulary)):
+        method.vocabulary = DraftVocabulary(torch.arange(count))
     module = method.build(info, target.lm_head.weight)
     size = DTYPES[target_dtype(options)].itemsize
     trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
@@ -243,9 +242,8 @@ def estimate(options: TeacherOptions, label: str) -> Estimate:
     single = sum(p.numel() for name, p in trained if options.optimizer == "muon" and is_matrix(name, p)) * WIDE
     tokens = options.micro_rows * options.row_tokens
     passes = Stage(1.0, options.row_tokens, options.micro_rows).micro_batches(options.batch_tokens or BATCH_TOKENS)
-    asked = options.draft_vocabulary if options.draft_vocabulary is not None else default_draft_tokens(info.vocabulary)
-    scored = asked if asked and scores_draft_vocabulary(method) else info.vocabulary
-    lm_heads = sum(p.shape[0] == info.vocabulary for p in module.parameters())
+    drafted = draft_size(options.draft_vocabulary, info.vocabulary) if scores_draft_vocabulary(method) else 0
+    scored, lm_heads = drafted or info.vocabulary, sum(p.shape[0] == info.vocabulary for p in module.parameters())
     memory_bytes = {
         "target": target.parameters * size,
         "modules": parameter_count(module) * WIDE,

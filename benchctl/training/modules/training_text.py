@@ -252,27 +252,28 @@ class TrainingText:
         return documents if world.leads else own.documents(prompts, lambda answered: None)
 
 
+def draft_size(asked: int | None, vocabulary: int) -> int:
+    """Tokens of a draft vocabulary of which `asked` are wanted; 0 for the whole vocabulary."""
+    count = asked if asked is not None else DRAFT_TOKENS if vocabulary >= LARGE_VOCABULARY else 0
+    return count if count < vocabulary else 0
+
+
 def draft_tokens(asked: int | None, vocabulary: int, data: Data) -> Tensor | None:
     """The ids [k], ascending, that `asked` tokens of a draft vocabulary are; None for the whole vocabulary.
 
     Those that weigh most in the text to learn from, prompts less than answers; of equals the lower ids. Raises
     UserError for fewer than two.
     """
-    count = default_draft_tokens(vocabulary) if asked is None else asked
+    count = draft_size(asked, vocabulary)
     if count == 1:
         raise UserError("draft_vocabulary_too_small", "--draft-vocabulary 1 leaves nothing to choose; give 2 or more")
-    if not count or count >= vocabulary:
+    if not count:
         return None
     (rows,), weight = data.stages, np.zeros(vocabulary)
     assert isinstance(rows, PackedCorpus)
     for piece in rows.pieces(np.random.default_rng(0)):
         weight += np.bincount(piece.tokens, piece.weights, vocabulary)
     return torch.from_numpy(np.sort(np.argsort(-weight, kind="stable")[:count]))
-
-
-def default_draft_tokens(vocabulary: int) -> int:
-    """The size of a draft vocabulary where none is asked for; 0 for the whole vocabulary."""
-    return DRAFT_TOKENS if vocabulary >= LARGE_VOCABULARY else 0
 
 
 def draft_text(ids: Tensor | None) -> str:

@@ -1,0 +1,222 @@
+"""EAGLE's layers in the three formats in which they are published, by folder or hub id.
+
+eagle        SafeAILab's of versions 1 and 2 (yuhuili/EAGLE-*): a plain Llama configuration
+eagle3       SafeAILab's and SpecForge's of version 3 (yuhuili/EAGLE3-*, lmsys/SGLang-EAGLE3-*): draft_vocab_size
+speculators  RedHatAI/*-speculator.eagle3: speculators_model_type, and the layer's configuration inside
+
+Only widths and the vocabulary show which target they were made for. Two keys have two meanings:
+norm_output        SpecForge: the LM head reads normed states (true, also where it is missing); speculators: rows read
+                   the normed state before them (false where it is missing)
+aux layer ids      at the top, layers that have run; inside eagle_config (SpecForge), the layer whose output it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchctl.decoding.model.families import ACTIVATIONS
+from benchctl.decoding.model.target import Target, TargetInfo, llama_rotary
+from benchctl.decoding.modules.others import CONFIG, read_config, read_weights, weights_file
+from benchctl.decoding.modules.trainable import FACTS
+from benchctl.errors import UserError
+
+from .head import EagleModule, LayerConfig, Sizes, Traits, default_taps
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
+_MIDLAYER, _QUERY = "midlayer.", "midlayer.self_attn.q_proj.weight"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A folder's config.json: ``top`` as a whole, ``layer`` the part about the layer; and where its weights are."""
+
+    file: Path
+    kind: str
+    top: Mapping[str, Any]
+    layer: Mapping[str, Any]
+
+    @property
+    def version(self) -> str:
+        return "1" if self.kind == "eagle" else "3"
+
+    @property
+    def width(self) -> int:
+        return int(self.layer["hidden_size"])
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of the target that it was made for."""
+        return int(self.layer["vocab_size"])
+
+    def taps(self, layers: int) -> tuple[int, ...]:
+        """Layers of a target of so many that it reads the states of, in its own order."""
+        if self.kind == "eagle":
+            return (layers,)
+        if ids := self.top.get("eagle_aux_hidden_state_layer_ids"):
+            return tuple(map(int, ids))
+        inner = (self.top.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        return tuple(int(index) + 1 for index in inner) if inner else default_taps(layers)
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        """Why it does not fit a target with these facts, or None."""
+        folder, taps = self.file.parent, self.taps(target.layers)
+        if self.top.get("target_hidden_size") not in (None, self.width):
+            return f"{folder} has another width than the target it was made for, which is not supported"
+        if (self.width, self.vocabulary) != (target.hidden_size, target.vocabulary):
+            made = f"{folder} was made for width {self.width} and {self.vocabulary} tokens"
+            return f"{made}, but the target has width {target.hidden_size} and {target.vocabulary} tokens"
+        if not all(0 <= tap <= target.layers for tap in taps):
+            return f"{folder} reads states after layers {taps}, but the target has {target.layers}"
+        return None
+
+    def load(self, target: Target) -> Loaded:
+        """Everything but the target's own, where and as the target is.
+
+        Raises UserError for another target, and for weights that are missing, unknown or of other shapes than
+        config.json says.
+        """
+        if problem := self.unsupported(target.info):
+            raise UserError("modules_of_other_target", f"{problem}; name a layer that was made for it")
+        found = {_renamed(name): weight for name, weight in read_weights(self.file).items()}
+        embedding = found.pop("embed_tokens.weight", None)
+        to_target, to_draft = found.pop("d2t", None), found.pop("t2d", None)
+        layer = self._layer_config()
+        if _QUERY not in found:
+            raise self._wrong("holds no layer of EAGLE's")
+        taps = self.taps(target.layers)
+        fused = self.kind != "eagle"
+        tokens = len(found["lm_head.weight"]) if fused and "lm_head.weight" in found else 0
+        sizes = Sizes(
+            width=self.width,
+            query=layer.num_attention_heads * layer.head_dim,
+            kv=layer.num_key_value_heads * layer.head_dim,
+            mlp=int(self.layer["intermediate_size"]),
+            taps=len(taps) if fused else 0,
+            tokens=tokens,
+            tap_norms="fc_norm.0.weight" in found,
+            input_norm="input_norm.weight" in found,
+            head_norm=layer.head_dim if "midlayer.self_attn.q_norm.weight" in found else 0,
+            biases=tuple(name.split(".")[-2] for name in found if name.endswith(".bias")),
+            eps=float(self.layer.get("rms_norm_eps", 1e-6)),
+        )
+        with torch.device("meta"):
+            module = EagleModule(sizes)
+        self._check(found, module)
+        module.load_state_dict(
+            {name: weight.to(target.device, target.dtype) for name, weight in found.items()}, assign=True
+        )
+        ids = None
+        if fused:
+            ids = self._ids(tokens, to_target, to_draft)
+        return Loaded(module.requires_grad_(False), self._traits(layer, taps, target, embedding), ids)
+
+    def _layer_config(self) -> LayerConfig:
+        config, act = self.layer, str(self.layer.get("hidden_act", "silu"))
+        heads = int(config["num_attention_heads"])
+        if act not in ACTIVATIONS:
+            raise self._wrong(f"has the activation {act}, which is not supported")
+        return LayerConfig(
+            hidden_size=self.width,
+            num_attention_heads=heads,
+            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or self.width // heads),
+            hidden_act=act,
+        )
+
+    def _check(self, found: Mapping[str, Tensor], module: EagleModule) -> None:
+        needed = {name: list(weight.shape) for name, weight in module.state_dict().items()}
+        if self.kind == "eagle" and self.top.get("bias", True) and "fc.bias" not in found:
+            needed["fc.bias"] = [self.width]
+        if missing := sorted(needed.keys() - found.keys()):
+            raise self._wrong(f"lacks {missing[0]}")
+        if unknown := sorted(found.keys() - needed.keys()):
+            raise self._wrong(f"holds {unknown[0]}, which is no weight of one layer of EAGLE's")
+        for name, shape in needed.items():
+            if list(found[name].shape) != shape:
+                text = f"{self.file}: {name} has shape {list(found[name].shape)}, not {shape} as {CONFIG} says"
+                raise UserError("shapes_do_not_fit", f"{text}; get it again")
+
+    def _ids(self, tokens: int, to_target: Tensor | None, to_draft: Tensor | None) -> Tensor | None:
+        """[tokens] the target's ids behind the logits; None for all. d2t holds differences, t2d marks the ids."""
+        if tokens == self.vocabulary:
+            return None  # d2t, where there is one, is of zeros
+        if to_target is None:
+            raise self._wrong(f"scores {tokens} of {self.vocabulary} tokens, but lacks d2t, which says which")
+        ids = torch.arange(len(to_target)) + to_target.long()
+        marked = None if to_draft is None else to_draft.nonzero()[:, 0].tolist()
+        if (
+            len(ids) != tokens
+            or not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary
+            or len(set(ids.tolist())) != tokens
+            or marked not in (None, sorted(ids.tolist()))
+        ):
+            raise self._wrong(f"has a d2t of {len(ids)} entries that does not say which {tokens} tokens it scores")
+        return ids
+
+    def _traits(self, layer: LayerConfig, taps: tuple[int, ...], target: Target, embedding: Tensor | None) -> Traits:
+        like = target.embedding.new_empty(0, dtype=target.dtype)
+        settings = {name: self.layer[name] for name in _ROTARY if self.layer.get(name) is not None}
+        heads = {"hidden_size": self.width, "num_attention_heads": layer.num_attention_heads}
+        speculators, forge = self.kind == "speculators", self.kind == "eagle3"
+        return Traits(
+            layer=layer,
+            taps=taps,
+            rotary=llama_rotary({**settings, **heads, "head_dim": layer.head_dim}, target.context_tokens, like),
+            feeds_normed=speculators and bool(self.top.get("norm_output", False)),
+            norms_residual=speculators and bool(self.top.get("norm_before_residual", False)),
+            bare_head=forge and not self.top.get("norm_output", True),
+            embedding=_own_embedding(embedding, target),
+        )
+
+    def _wrong(self, what: str) -> UserError:
+        return UserError("not_an_eagle_layer", f"{self.file}: {what}; name a folder of a whole layer of EAGLE's")
+
+
+class Loaded(NamedTuple):
+    """A drafter's parts; ``ids`` [k] the target's ids behind its logits, None for all."""
+
+    module: EagleModule
+    traits: Traits
+    ids: Tensor | None
+
+
+def read_published(place: str) -> Published | None:
+    """What a folder or hub id holds, by its config.json; None for a folder that holds none, or modules of benchctl.
+
+    Raises UserError where config.json cannot be read or lacks what every layer has.
+    """
+    if not place or (Path(place) / FACTS).is_file() or (file := weights_file(place, _WEIGHTS)) is None:
+        return None
+    top = read_config(file.parent / CONFIG, "a layer of EAGLE's")
+    layer, kind = top, "eagle3" if "draft_vocab_size" in top else "eagle"
+    if "speculators_model_type" in top:
+        kind, layer = "speculators", top.get("transformer_layer_config") or {}
+        if top["speculators_model_type"] != "eagle3":
+            message = f"{file.parent}: holds a {top['speculators_model_type']} of speculators, not an eagle3"
+            raise UserError("not_an_eagle_layer", f"{message}; name a folder of an eagle3")
+    for name in ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size"):
+        if not isinstance(layer.get(name), int):
+            message = f"{file.parent / CONFIG}: {name} is {layer.get(name)!r}; get the folder again"
+            raise UserError("file_not_readable", message)
+    return Published(file, kind, top, layer)
+
+
+def _renamed(name: str) -> str:
+    return name.replace("layers.0.", _MIDLAYER, 1) if name.startswith("layers.0.") else name
+
+
+def _own_embedding(embedding: Tensor | None, target: Target) -> Tensor | None:
+    """None where it is the target's, up to rounding, which most folders hold once more."""
+    if embedding is None:
+        return None
+    theirs = target.embedding.float()
+    if embedding.shape == theirs.shape and torch.allclose(embedding.to(theirs), theirs, rtol=0.01, atol=1e-4):
+        return None
+    return embedding.to(target.device, target.dtype)

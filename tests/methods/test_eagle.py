@@ -1,0 +1,306 @@
+"""EAGLE: steps equal a replay without a cache, its cache equals a fresh one, and training runs what decoding runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from naive_eagle import NaiveEagle
+from oracles import TreeDrafter, replay_tree
+from refusals import refused
+from runs import CONTEXT_TOKENS, MODELS, Pair, answer, pair, prompt_of, rounds_of
+from target_batches import answered, batch_of, learn
+from torch import Tensor
+from untrained import facts_of, untrained
+
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, write_draft_vocabulary
+from benchctl.decoding.modules.trainable import check_sizes, save_modules, trained_options
+from benchctl.methods.eagle import Eagle
+from benchctl.methods.eagle.head import Drafter, EagleModule, default_taps
+from benchctl.methods.eagle.training import Unrolled
+
+TAPS = (1, 2, 3)
+VERSIONS = ("1", "3", "3.1")
+IDS = torch.tensor([0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23])
+TREES: dict[str, Any] = {
+    "chain": {"tree": "chain", "draft_tokens": 3},
+    "static": {"tree": "3x2x2"},
+    "dynamic": {"width": 3, "draft_tokens": 4, "nodes": 7, "confidence": 0.0},
+    "large": {"width": 30, "draft_tokens": 2, "nodes": 99, "confidence": 0.0},
+    "confident": {"width": 3, "confidence": 0.2},
+}
+
+
+@cache
+@torch.inference_mode(False)
+def module_of(version: str, family: str, seed: int, head: str = "own") -> EagleModule:
+    method = Eagle(version=version, head=head)
+    module: EagleModule = untrained(method, pair(family, seed).target)
+    return module
+
+
+def naive_of(method: Eagle, module: EagleModule, models: Pair, ids: Tensor | None = None) -> NaiveEagle:
+    weights = {name: weight.double() for name, weight in module.state_dict().items()}
+    taps = TAPS if method.version in ("3", "3.1") else ()
+    head_dim = models.target.blocks[0].attention.head_dim
+    return NaiveEagle(models.naive, weights, taps, method.version == "3.1", ids=ids, head_dim=head_dim)
+
+
+def drafter_of(method: Eagle, naive: NaiveEagle) -> TreeDrafter:
+    if method.tree == "dynamic":
+        return naive.dynamic(method.width, method.draft_tokens, method.nodes, method.confidence)
+    widths = [1] * method.draft_tokens if method.tree == "chain" else list(map(int, method.tree.split("x")))
+    return naive.shaped(widths)
+
+
+def with_modules(method: Eagle, module: EagleModule, models: Pair, folder: Path) -> Eagle:
+    save_modules(folder, module, facts_of("eagle", method, models.target))
+    return replace(method, modules=str(folder))
+
+
+def check_steps(method: Eagle, naive: NaiveEagle, models: Pair, family: str, seed: int) -> int:
+    """Answers and steps are the replay's; the tokens accepted."""
+    method.prepare(models.target)
+    accepted = 0
+    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
+        prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
+        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
+        assert list(got.token_ids) == text
+        assert rounds_of(got) == replay_tree(prompt, text, len(text), drafter_of(method, naive))
+        accepted += sum(step.accepted for step in got.steps)
+    return accepted
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("family", "seed"), [MODELS[0], *(pytest.param(*m, marks=pytest.mark.slow) for m in MODELS[1:])]
+)
+@torch.inference_mode()
+def test_steps_equal_a_replay_without_a_cache(family: str, seed: int, version: Any, tree: str, tmp_path: Path) -> None:
+    """A prompt of one token drafts too: its feature and the first new token are known."""
+    models, method = pair(family, seed), Eagle(version=version, **TREES[tree])
+    module = module_of(version, family, seed)
+    method = with_modules(method, module, models, tmp_path)
+    accepted = check_steps(method, naive_of(method, module, models), models, family, seed)
+    assert accepted > 0 or family != "llama"
+
+
+@pytest.mark.parametrize(("version", "head"), [("1", "own"), ("3", "own"), ("3", "target")])
+@torch.inference_mode()
+def test_over_a_draft_vocabulary_too(version: Any, head: Any, tmp_path: Path) -> None:
+    models, method = pair("llama"), Eagle(version=version, head=head, width=3)
+    method.vocabulary = DraftVocabulary(IDS)
+    module: EagleModule = untrained(method, models.target)
+    assert (module.lm_head is None) == (version == "1" or head == "target")
+    assert module.lm_head is None or module.lm_head.weight.shape[0] == len(IDS)
+    method = with_modules(method, module, models, tmp_path)
+    write_draft_vocabulary(tmp_path, IDS)
+    assert check_steps(method, naive_of(method, module, models, IDS), models, "llama", 0) > 0
+
+
+@torch.inference_mode()
+def test_version_2_is_the_layer_of_version_1(tmp_path: Path) -> None:
+    models, module = pair("llama"), module_of("1", "llama", 0)
+    method = with_modules(Eagle(version="1", width=3), module, models, tmp_path)
+    assert check_steps(replace(method, version="2"), naive_of(method, module, models), models, "llama", 0) > 0
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@torch.inference_mode()
+def test_the_layer_s_cache_equals_a_fresh_one_after_every_commit(
+    version: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = pair("llama")
+    method = with_modules(Eagle(version=version, width=3), module_of(version, "llama", 0), models, tmp_path)
+    method.prepare(models.target)
+    original, lengths = Drafter.read, list[int]()
+    fresh = Eagle(version=version, modules=str(tmp_path))
+    fresh.prepare(models.target)
+    text = [*prompt_of(13), *answer("llama", 0, 13)]
+    states = models.naive.states(text)
+
+    def read(drafter: Drafter, features: Sequence[Tensor], tokens: Sequence[int]) -> None:
+        original(drafter, features, tokens)
+        length = drafter.length
+        lengths.append(length)
+        assert list(tokens) == text[length + 1 - len(tokens) : length + 1]
+        other = fresh._drafter
+        other.start(len(text))
+        original(other, [states[tap][:length] for tap in drafter.taps], text[1 : length + 1])
+        ours, theirs = (each._side.cache.kv[0][:, :length] for each in (drafter, other))
+        assert (ours - theirs).abs().max() < 1e-12 and drafter._side.cache.lengths == [length]
+
+    monkeypatch.setattr(Drafter, "read", read)
+    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
+    assert list(got.token_ids) == text[13:]
+    assert lengths[0] == 13 and len(lengths) == len(set(lengths)) > 5
+
+
+@torch.inference_mode()
+def test_features_are_read_late_where_nothing_was_drafted(tmp_path: Path) -> None:
+    """A budget of 0 drafts nothing; with two tokens to come one is drafted, whatever the options."""
+    models, module = pair("llama"), module_of("3", "llama", 0)
+    for options in TREES.values():
+        method = with_modules(Eagle(**options), module, models, tmp_path)
+        method.prepare(models.target)
+        for limit, expected in ((1, []), (2, [0]), (3, [1])):
+            got = decode(method, models.target, DecodeRequest(prompt_of(13), limit))
+            assert [step.drafted for step in got.steps][:1] == expected
+        full = decode(method, models.target, DecodeRequest(prompt_of(CONTEXT_TOKENS - 1), 9))
+        assert (full.stop_reason, len(full.token_ids)) == ("context", 1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@torch.inference_mode(False)
+def test_training_passes_are_the_rows_of_a_chain_that_is_always_right(version: Any) -> None:
+    """Pass i at token t is the state behind t + 1 tokens of text and i drafted tokens that are the text's own."""
+    models = pair("llama")
+    module = module_of(version, "llama", 0)
+    method = Eagle(version=version)
+    naive = naive_of(method, module, models)
+    texts = [prompt_of(14), prompt_of(9)]
+    batch = batch_of(models.naive, texts)
+    with torch.no_grad():
+        passes = list(Unrolled(module, batch, TAPS).passes(3))
+    for row, text in enumerate(texts):
+        for number, states in enumerate(passes):
+            for at in range(len(text) - 1 - number):
+                expected = naive.state(tuple(text[: at + 2]), tuple(text[at + 2 : at + 2 + number]))
+                torch.testing.assert_close(states[row, at].double(), expected, rtol=0.0, atol=2e-4)
+
+
+def divergence(wanted: Tensor, said: Tensor) -> Tensor:
+    return (wanted.exp() * (wanted - said)).sum()
+
+
+@pytest.mark.parametrize("objective", ["3", "eagle", "hass"])
+@torch.inference_mode(False)
+def test_the_loss_is_the_weighted_sum_over_passes(objective: str) -> None:
+    """Weight 0 teaches nothing; the last token has none after it; all from the formulas of the papers."""
+    models = pair("llama")
+    version: Any = "3" if objective == "3" else "1"
+    module, passes = module_of(version, "llama", 0), 1 if objective == "eagle" else 3
+    naive = naive_of(Eagle(version=version), module, models)
+    text, weights = prompt_of(8), [0.0, 0.0, 0.0, 0.0, 1.0, 0.5, 1.0, 1.0]
+    batch = batch_of(models.naive, [text], [weights])
+    final = models.naive.model.model.norm(models.naive.states(text)[-1])
+    said = models.naive.model.lm_head(final).log_softmax(-1)
+    total = torch.zeros((), dtype=torch.float64)
+    for number in range(passes):
+        for at in range(len(text) - 2 - number):
+            drafts = (tuple(text[: at + 2]), tuple(text[at + 2 : at + 2 + number]))
+            wanted, log_probs = said[at + 1 + number], naive.logits(*drafts).log_softmax(-1)
+            loss = divergence(wanted, log_probs)
+            if version == "1":
+                apart = (naive.state(*drafts) - final[at + 1 + number]).abs()
+                loss = 0.1 * loss + torch.where(apart < 1, apart.square() / 2, apart - 0.5).mean()
+            if objective == "hass":
+                top = wanted.topk(10)
+                loss = loss - (top.values.exp() * log_probs[top.indices]).sum()
+            total = total + (0.8**number if version == "3" else 1.0) * weights[at + 2 + number] * loss
+    method = Eagle(version=version, **({} if version == "3" else {"objective": objective}))
+    torch.testing.assert_close(method.loss(module, batch).detach().double(), total, rtol=1e-4, atol=0.0)
+
+
+@torch.inference_mode(False)
+def test_over_a_draft_vocabulary_the_loss_counts_by_the_mass_inside() -> None:
+    """Own rows of these tokens as head, or the target's: the same loss."""
+    models = pair("llama")
+    batch = batch_of(models.naive, [prompt_of(12)])
+    weight = models.naive.model.lm_head.weight
+    batch = replace(batch, draft_ids=IDS, draft_rows=lambda normed: normed.double() @ weight[IDS].T)
+    said = models.naive.logits(models.naive.states(prompt_of(12))[-1]).log_softmax(-1)[:, IDS]
+    for head in ("own", "target"):
+        method = Eagle(head=head, passes=2)
+        method.vocabulary = DraftVocabulary(IDS)
+        module: EagleModule = untrained(method, models.target)
+        naive, text, total = naive_of(method, module, models, IDS), tuple(prompt_of(12)), 0.0
+        for number in range(2):
+            for at in range(10 - number):
+                wanted, mass = said[at + 1 + number], said[at + 1 + number].exp().sum()
+                log_probs = naive.logits(text[: at + 2], text[at + 2 : at + 2 + number]).log_softmax(-1)
+                total += 0.8**number * float(divergence(wanted, log_probs) - mass * mass.log())
+        assert float(method.loss(module, batch).detach()) == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "objective"), [("1", "eagle"), ("1", "hass"), ("3", "eagle"), ("3.1", "eagle")])
+@torch.inference_mode(False)
+def test_what_was_learnt_is_accepted(version: Any, objective: Any, tmp_path: Path) -> None:
+    models, method = pair("llama"), Eagle(version=version, objective=objective, tree="chain", draft_tokens=3)
+    torch.manual_seed(0)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    batch = batch_of(models.naive, answered(models.naive, 12))
+    before, accepted = method.yardsticks(module, batch), list[int]()
+    for steps in (0, 150):
+        losses = learn(method.loss, module, batch, steps)
+        trained = with_modules(method, module, models, tmp_path / str(steps))
+        trained.prepare(models.target)
+        answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
+        accepted.append(sum(step.accepted for got in answers for step in got.steps))
+    after = method.yardsticks(module, batch)
+    assert losses[-1] < 0.7 * losses[0]
+    assert list(after) == [f"token_{number}_top1" for number in (1, 2, 3)]
+    assert after["token_1_top1"].share > before["token_1_top1"].share + 0.2
+    assert accepted[1] > 1.5 * accepted[0]
+
+
+def test_a_fresh_layer_hands_on_the_feature() -> None:
+    """So that training starts from an exit at the last tap, or from the target's own state."""
+    models = pair("llama")
+    batch = batch_of(models.naive, [prompt_of(9)])
+    for version, feature in (("1", batch.final), ("3", batch.states[3])):
+        module = Eagle(version=version).build(models.target.info, models.target.lm_head.weight)
+        with torch.no_grad():
+            for states in Unrolled(module, batch, TAPS).passes(2):
+                torch.testing.assert_close(states, feature, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "taps"), [(30, (2, 15, 27)), (32, (2, 16, 29)), (7, (2, 3, 4)), (4, (1, 2, 3)), (2, (1,)), (1, (0, 1))]
+)
+def test_taps_follow_from_the_depth(layers: int, taps: tuple[int, ...]) -> None:
+    assert default_taps(layers) == taps
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"draft_tokens": 0},
+        {"width": 0},
+        {"nodes": 0},
+        {"passes": 0},
+        {"confidence": 1.5},
+        {"tree": "4x0"},
+        {"tree": "sparse"},
+        {"objective": "hass"},
+        {"draft_vocabulary": "whole"},
+    ],
+)
+def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Eagle(**options)
+
+
+def test_modules_of_another_version_or_target_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    models, other = pair("llama"), replace(pair("llama").target.info, hidden_size=64)
+    method = with_modules(Eagle(version="1"), module_of("1", "llama", 0), models, tmp_path)
+    (tmp_path / "modules.safetensors").write_bytes(b"")
+    with refused("trained_with_other_option", "version=1"):
+        trained_options(Eagle(modules=str(tmp_path)), "eagle", str(tmp_path))
+    check_sizes(method, models.target.info)
+    with refused("modules_of_other_target", str(tmp_path)):
+        check_sizes(method, other)
+
+
+@torch.inference_mode()
+def test_a_label_without_modules_says_so() -> None:
+    with refused("modules_missing", "benchctl train eagle"):
+        Eagle().prepare(pair("llama").target)

@@ -1,0 +1,302 @@
+"""Layers as others publish them: three formats, held to a plain reimplementation, and refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from naive_eagle import NaiveEagle
+from oracles import replay_tree
+from refusals import refused
+from runs import VOCABULARY, answer, pair, prompt_of, rounds_of
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from untrained import facts_of, untrained
+
+from benchctl.decoding.drafting.grow import Frontier
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.modules.trainable import modules_sha256, save_modules
+from benchctl.methods.eagle import Eagle
+from benchctl.methods.eagle.published import read_published
+
+Weights = dict[str, Tensor]
+WIDTH, MLP, HEADS, KV_HEADS = 32, 40, 4, 2
+IDS = torch.tensor([1, 2, 5, 6, 7, 9, 10, 13, 14, 17, 18, 21, 22])
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": MLP,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCABULARY,
+    "rms_norm_eps": 1e-3,
+    "hidden_act": "silu",
+    "rope_theta": 300.0,
+    "max_position_embeddings": 16,  # fewer than the texts have: rotations follow from theta
+}
+
+
+def random_weights(fused: bool, head_dim: int = 8, extras: tuple[str, ...] = ()) -> Weights:
+    """By the names of SafeAILab's version 3 and SpecForge, in float32; near the target, so that some drafts count."""
+    target = pair("llama").target
+    noise = torch.Generator().manual_seed(7)
+
+    def random(*shape: int) -> Tensor:
+        drawn: Tensor = torch.randn(*shape, generator=noise) / shape[-1] ** 0.5
+        return drawn
+
+    inputs = 2 * WIDTH if fused else WIDTH
+    fc = 0.1 * random(WIDTH, 3 * WIDTH if fused else 2 * WIDTH)
+    fc[:, -WIDTH:] += torch.eye(WIDTH)
+    weights = {"fc.weight": fc}
+    for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+        weights[f"midlayer.self_attn.{name}_proj.weight"] = random(rows * head_dim, inputs)
+        if "qkv" in extras:
+            weights[f"midlayer.self_attn.{name}_proj.bias"] = random(rows * head_dim)
+        if "qk_norm" in extras and name != "v":
+            weights[f"midlayer.self_attn.{name}_norm.weight"] = 1 + 0.3 * random(head_dim)
+    weights["midlayer.self_attn.o_proj.weight"] = 0.3 * random(WIDTH, HEADS * head_dim)
+    for name in ("gate", "up"):
+        weights[f"midlayer.mlp.{name}_proj.weight"] = random(MLP, WIDTH)
+    weights["midlayer.mlp.down_proj.weight"] = 0.3 * random(WIDTH, MLP)
+    norms = ["midlayer.post_attention_layernorm"]
+    if fused:
+        norms += ["midlayer.hidden_norm", "midlayer.input_layernorm", "norm"]
+        norms += [f"fc_norm.{tap}" for tap in range(3)] if "fc_norm" in extras else []
+        weights["lm_head.weight"] = target.lm_head.weight.float() + 0.1 * random(VOCABULARY, WIDTH)
+        if "subset" in extras:
+            weights["lm_head.weight"] = weights["lm_head.weight"][IDS]
+            weights["d2t"] = IDS - torch.arange(len(IDS))
+            weights["t2d"] = torch.isin(torch.arange(VOCABULARY), IDS)
+    else:
+        weights["fc.bias"] = 0.1 * random(WIDTH)
+    for name in norms:
+        weights[f"{name}.weight"] = 1 + 0.3 * random(WIDTH)
+    if "input_norm" in extras:
+        weights["input_norm.weight"] = 1 + 0.3 * random(3 * WIDTH)
+    return {name: weight.contiguous() for name, weight in weights.items()}
+
+
+def folder_of(place: Path, weights: Weights, config: Mapping[str, Any], file: str = "model.safetensors") -> str:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "config.json").write_text(json.dumps(config))
+    if file.endswith(".bin"):
+        torch.save(weights, place / file)
+    else:
+        save_file(weights, place / file)
+    return str(place)
+
+
+def speculators_names(weights: Weights) -> Weights:
+    return {name.replace("midlayer.", "layers.0."): weight for name, weight in weights.items()}
+
+
+def speculators_config(**flags: Any) -> dict[str, Any]:
+    return {
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": VOCABULARY,
+        "transformer_layer_config": {**LLAMA, "head_dim": 8},
+        **flags,
+    }
+
+
+def eagle3(**more: Any) -> dict[str, Any]:
+    return {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VOCABULARY, **LLAMA, **more}
+
+
+# Name -> extras of the weights, configuration, head_dim, and how the plain reimplementation differs.
+CASES: dict[str, tuple[tuple[str, ...], dict[str, Any], int, dict[str, Any]]] = {
+    "eagle": ((), {**LLAMA}, 8, {"taps": ()}),
+    "eagle, qkv bias, pickled": (("qkv", ".bin"), {**LLAMA, "qkv_bias": True}, 8, {"taps": ()}),
+    "eagle3": (("subset",), eagle3(draft_vocab_size=len(IDS)), 8, {"ids": IDS}),
+    "eagle3, whole vocabulary": ((), eagle3(), 8, {}),
+    "eagle3, head_dim": (("subset",), eagle3(draft_vocab_size=len(IDS), head_dim=16), 16, {"ids": IDS, "head_dim": 16}),
+    "specforge, layers": (
+        (),
+        eagle3(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}),
+        8,
+        {"taps": (1, 2, 4)},
+    ),
+    "specforge, tap norms": (("fc_norm",), eagle3(fc_norm=True, norm_output=True), 8, {}),
+    "specforge, bare head": ((), eagle3(norm_output=False), 8, {"bare_head": True}),
+    "specforge, rope": (
+        (),
+        eagle3(rope_scaling={"type": "linear", "factor": 4.0}),
+        8,
+        {"rope": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}},
+    ),
+    "speculators": (("speculators", "subset"), speculators_config(draft_vocab_size=len(IDS)), 8, {"ids": IDS}),
+    "speculators, layers": (
+        ("speculators",),
+        speculators_config(eagle_aux_hidden_state_layer_ids=[3, 0, 2]),
+        8,
+        {"taps": (3, 0, 2)},
+    ),
+    "speculators, fed back normed": (
+        ("speculators", "fc_norm"),
+        speculators_config(norm_output=True, fc_norm=True),
+        8,
+        {"feeds_normed": True},
+    ),
+    "speculators, normed before": (
+        ("speculators", "input_norm", "qkv"),
+        speculators_config(norm_before_fc=True, norm_before_residual=True),
+        8,
+        {"norms_residual": True},
+    ),
+    "speculators, qwen3": (
+        ("speculators", "qk_norm"),
+        speculators_config(transformer_layer_config={**LLAMA, "model_type": "qwen3", "head_dim": 8}),
+        8,
+        {},
+    ),
+}
+
+
+def rotary_of(**settings: Any) -> LlamaRotaryEmbedding:
+    settings = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "rope_theta": 300.0, **settings}
+    return LlamaRotaryEmbedding(LlamaConfig(**settings))
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.inference_mode()
+def test_a_published_layer_takes_the_steps_of_a_plain_reimplementation(name: str, tmp_path: Path) -> None:
+    extras, config, head_dim, differs = CASES[name]
+    models = pair("llama")
+    weights = random_weights(differs.get("taps") != (), head_dim, extras)
+    named = speculators_names(weights) if "speculators" in extras else weights
+    if "eagle" in name.split(",")[0].split("3")[0] and differs.get("taps") == ():
+        named = speculators_names(weights)  # layers.0 too
+    folder = folder_of(tmp_path, named, config, "pytorch_model.bin" if ".bin" in extras else "model.safetensors")
+    method = Eagle(modules=folder, version="1" if differs.get("taps") == () else "3", width=3, nodes=7, confidence=0.0)
+    assert method.unsupported(models.target.info) is None
+    method.prepare(models.target)
+    rope = {"head_dim": head_dim, **differs.pop("rope", {})} if "rope" in differs else {"head_dim": head_dim}
+    settings = {"taps": (1, 2, 3), "eps": 1e-3, "head_dim": 8, "rotary": rotary_of(**rope), **differs}
+    wide = {key: weight.double() for key, weight in weights.items() if key not in ("d2t", "t2d")}
+    naive = NaiveEagle(models.naive, wide, **settings)
+    for prompt_tokens in (1, 13):
+        text = answer("llama", 0, prompt_tokens)
+        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens), len(text)))
+        assert list(got.token_ids) == text
+        drafter = naive.dynamic(3, 4, 7)
+        assert rounds_of(got) == replay_tree(prompt_of(prompt_tokens), text, len(text), drafter)
+    assert len(modules_sha256(folder)) == 64
+
+
+@torch.inference_mode()
+def test_our_modules_under_published_names_are_the_same_drafter(tmp_path: Path) -> None:
+    models, method = pair("llama"), Eagle()
+    module = untrained(method, models.target)
+    save_modules(tmp_path / "own", module, facts_of("eagle", method, models.target))
+    sizes = {"intermediate_size": 48, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    folders = str(tmp_path / "own"), folder_of(tmp_path / "published", dict(module.state_dict()), eagle3(**sizes))
+    states, logits = models.naive.states(prompt_of(13)), list[Tensor]()
+    for folder in folders:
+        method = Eagle(modules=folder)
+        method.prepare(models.target)
+        method._drafter.start(20)
+        method._drafter.read([states[tap][:12] for tap in method._drafter.taps], prompt_of(13)[1:])
+        logits.append(method._drafter(Frontier()))
+    assert torch.equal(*logits)
+
+
+@torch.inference_mode()
+def test_an_embedding_is_used_where_it_is_not_the_target_s(tmp_path: Path) -> None:
+    """Most folders hold the target's, rounded; some were trained."""
+    models, weights = pair("llama"), random_weights(True)
+    theirs = models.target.embedding.float()
+    for name, embedding, own in (("same", theirs.bfloat16().float(), False), ("other", theirs.flip(0), True)):
+        folder = folder_of(tmp_path / name, {**weights, "embed_tokens.weight": embedding.contiguous()}, eagle3())
+        published = read_published(folder)
+        assert published is not None
+        assert (published.load(models.target).traits.embedding is not None) == own
+        method = Eagle(modules=folder)
+        method.prepare(models.target)
+        assert (
+            list(decode(method, models.target, DecodeRequest(prompt_of(13), 20)).token_ids)
+            == answer("llama", 0, 13)[:20]
+        )
+
+
+def without(*names: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {name: weight for name, weight in weights.items() if name not in names}
+
+
+def changed(name: str, weight: Tensor) -> Callable[[Weights], Weights]:
+    return lambda weights: {**weights, name: weight}
+
+
+SUBSET = eagle3(draft_vocab_size=len(IDS))
+REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str, str]] = {
+    "no d2t": (without("d2t"), SUBSET, "not_an_eagle_layer", "d2t"),
+    "d2t of zeros": (changed("d2t", torch.zeros(len(IDS), dtype=torch.int64)), SUBSET, "not_an_eagle_layer", "d2t"),
+    "d2t too long": (changed("d2t", torch.zeros(20, dtype=torch.int64)), SUBSET, "not_an_eagle_layer", "d2t"),
+    "d2t beyond": (changed("d2t", IDS + VOCABULARY), SUBSET, "not_an_eagle_layer", "d2t"),
+    "no norm": (without("norm.weight"), SUBSET, "not_an_eagle_layer", "norm.weight"),
+    "no query": (without("midlayer.self_attn.q_proj.weight"), SUBSET, "not_an_eagle_layer", "no layer"),
+    "two layers": (changed("layers.1.mlp.up_proj.weight", torch.ones(2, 2)), SUBSET, "not_an_eagle_layer", "layers.1"),
+    "wrong width of a part": (changed("norm.weight", torch.ones(7)), SUBSET, "shapes_do_not_fit", "[7]"),
+    "wrong head_dim": (dict, {**SUBSET, "head_dim": 4}, "shapes_do_not_fit", "q_proj"),
+    "another width": (dict, {**SUBSET, "hidden_size": 64}, "modules_of_other_target", "64"),
+    "another vocabulary": (dict, {**SUBSET, "vocab_size": 99}, "modules_of_other_target", "99"),
+    "another target width": (dict, {**SUBSET, "target_hidden_size": 48}, "modules_of_other_target", "width"),
+    "layers beyond": (
+        dict,
+        {**SUBSET, "eagle_aux_hidden_state_layer_ids": [1, 2, 9]},
+        "modules_of_other_target",
+        "9",
+    ),
+    "dynamic rope": (
+        dict,
+        {**SUBSET, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "unsupported_rope",
+        "dynamic",
+    ),
+    "activation": (dict, {**SUBSET, "hidden_act": "sine"}, "not_an_eagle_layer", "sine"),
+    "no width in the configuration": (dict, {"draft_vocab_size": 3}, "file_not_readable", "hidden_size"),
+    "another speculator": (dict, {"speculators_model_type": "mlp"}, "not_an_eagle_layer", "mlp"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_folder_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
+    change, config, error, fact = REFUSED[name]
+    folder = folder_of(tmp_path, change(random_weights(True, extras=("subset",))), config)
+    with refused(error, fact):
+        Eagle(modules=folder).prepare(pair("llama").target)
+
+
+def test_a_missing_bias_is_noticed_unless_the_configuration_says_so(tmp_path: Path) -> None:
+    weights = speculators_names(without("fc.bias")(random_weights(False)))
+    with refused("not_an_eagle_layer", "fc.bias"):
+        Eagle(modules=folder_of(tmp_path / "1", weights, LLAMA), version="1").prepare(pair("llama").target)
+    Eagle(modules=folder_of(tmp_path / "2", weights, {**LLAMA, "bias": False}), version="1").prepare(
+        pair("llama").target
+    )
+
+
+def test_of_another_target_or_version_before_weights_are_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, random_weights(True), eagle3())
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    info = replace(pair("llama").target.info, hidden_size=48)
+    method = Eagle(modules=folder)
+    assert method.unsupported(pair("llama").target.info) is None
+    assert str(method.unsupported(info)).count("48") == 1
+    with refused("trained_with_other_option", "version=3"):
+        Eagle(modules=folder, version="1").prepare(pair("llama").target)
+    with refused("file_not_readable", "model.safetensors"):
+        method.prepare(pair("llama").target)
+
+
+def test_a_folder_without_such_a_layer_is_none(tmp_path: Path) -> None:
+    assert read_published(str(tmp_path)) is None
+    assert read_published("") is None
