@@ -164,7 +164,7 @@ class TestRefusals:
         ("arguments", "message"),
         [
             ("--method two_modell", "Did you mean 'two_model'?"),
-            ("--method two_model[drafts=3]", "draft_model=, draft_tokens=6"),
+            ("--method two_model[drafts=3]", "draft_vocabulary=stored, draft_tokens=6"),
             ("--method two_model[draft_tokens=0]", "draft_tokens is 0; it must be at least 1"),
             ("--bench kola", 'unknown suite "kola"'),
             ("--bench nowhere.jsonl", "nowhere.jsonl"),
