@@ -259,10 +259,10 @@ def test_a_failed_request_counts_in_full_only_if_it_may_have_been_billed(
 
 def test_an_interrupt_does_not_wait_for_a_pause(bench: Bench) -> None:
     """Ctrl-C once waited for every request that slept before its next try, up to a minute each."""
-    failing = threading.Event()
+    failing, first = threading.Event(), threading.Lock()
 
     def busy_after_the_first(messages: object, tries: int) -> Reply:
-        if len(judge.asked) == 1:
+        if first.acquire(blocking=False):
             return fair(messages, tries)
         failing.set()
         raise NoReply("no_judge_reply", "busy", may_pass=True, pause_s=60.0)
