@@ -27,8 +27,6 @@ from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary
 
-_SCALE = 1 / 16
-
 
 def default_taps(layers: int) -> tuple[int, ...]:
     """After layers 2, half and last but three; in a shallow target (ours) a quarter, half and last but one."""
@@ -120,13 +118,8 @@ class EagleModule(nn.Module):
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor) -> None:
-        """Start as an identity: the state is the last feature, and the LM head is the target's.
-
-        States of the target's last layers are large, about 20 per value, and what the layer adds would be small next to
-        them. They are scaled down, which the norm before the LM head undoes.
-        """
-        scale = _SCALE if self.taps and not self.tap_norms else 1.0
-        self.fc.weight.zero_()[:, -self.sizes.width :].fill_diagonal_(scale)
+        """Start as an identity: the state is the last feature, and the LM head is the target's."""
+        self.fc.weight.zero_()[:, -self.sizes.width :].fill_diagonal_(1.0)
         if self.fc.bias is not None:
             self.fc.bias.zero_()
         self.midlayer.self_attn.o_proj.weight.zero_()
