@@ -28,7 +28,7 @@ GROUPS = {
         "judge": "Let a judge score the answers in results files",
         "fetch": "Download a model",
         "train": "Train a draft model, or the modules of a method",
-        "import": "Read answers published by Spec-Bench, EAGLE, Medusa",
+        "import": "Import answers published by other projects",
         "predict": "Predict each method's speed-up from acceptance and costs",
         "list": "List the methods, judges, suites or models",
     },

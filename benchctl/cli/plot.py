@@ -63,7 +63,7 @@ class _Options:
         None,
         "Vertical axis of --pareto: agreement with the target token by token (target-agreement), up to the first "
         "difference (agreement), answers that are the target's own (verdict), a judge's score (quality), or correct "
-        "answers (exact, of --bench tasks).  [default: target-agreement, or agreement where it was not measured]",
+        "answers (exact, of the suite tasks).  [default: target-agreement, or agreement where it was not measured]",
         choices=("target-agreement", "agreement", "verdict", "quality", "exact"),
         metavar="NAME",
     )

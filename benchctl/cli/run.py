@@ -106,7 +106,7 @@ def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
         click.echo(memory_table(need.parts, need.free_bytes, need.device if len(needs) > 1 else ""))
     click.echo(
         f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations\n"
-        f"time: {describe_seconds(least_s)} to {describe_seconds(most_s)}, without loading\n"
+        f"time: {describe_seconds(least_s)} to {describe_seconds(most_s)}, with warm-up, without loading\n"
         f"Assumed: full answers, every method as fast as the baseline, {took.step_s * 1e3:.3g} ms for a token "
         f"(calibrated now). The range is {FASTER:g} times faster to {SLOWER:g} times slower."
     )

@@ -160,6 +160,6 @@ def check_budget(judge: Judge, price: Price | None, max_usd: float | None) -> No
     if max_usd is not None and price is None and judge.paid:
         raise UserError(
             "unknown_price",
-            f"--max-usd has no effect: the price of '{judge.model}' is unknown. Give --price-in and --price-out to "
+            f"--max-usd needs a price, and that of '{judge.model}' is unknown. Give --price-in and --price-out to "
             "`benchctl judge`, in USD per million tokens.",
         )

@@ -316,7 +316,8 @@ def _choose(text: str, target: str) -> Choice:
     known = {option.name for option in registry.method_options(asked.name)} - {"modules"}
     trained = {name: value for name, value in read_facts(choice.modules).asked.items() if name in known}
     whole = registry.Label(asked.name, tuple({**trained, **dict(asked.options)}.items()))
-    return replace(choice, method=registry.build(whole.text))
+    method = registry.build(whole.text)
+    return replace(choice, label=registry.canonical_label(method, whole), method=method)
 
 
 def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -> Choice:

@@ -247,3 +247,16 @@ def test_the_p_value_falls_below_a_twentieth_where_the_interval_leaves_1(session
 
 def test_nothing_is_told_from_one_prompt() -> None:
     assert p_value(np.array([2.0, 2.1]), np.ones(2), _levels(1, 1, 2)) == 1.0
+
+
+def test_shares_are_weighted_by_what_they_are_shares_of() -> None:
+    """Weights by right answers made 3 of 16 as wide as [0.04, 0.92]: a wrong answer counted half."""
+    right = np.array([1.0] * 3 + [0.0] * 13)[:, None]
+    levels = Levels(np.zeros(16, dtype=np.int64), np.arange(16))
+    (interval,) = ratio_intervals(right, np.ones_like(right), levels, shares=[True])
+    assert interval is not None
+    # Student's t of the logarithm, by hand: leaving out a right answer gives 2/15, a wrong one 3/15.
+    logs = np.log([2 / 15] * 3 + [3 / 15] * 13)
+    error = (15 / 16 * ((logs - logs.mean()) ** 2).sum()) ** 0.5
+    assert interval.high / (3 / 16) == pytest.approx(np.exp(2.1314 * error), rel=1e-4)
+    assert interval.high < 0.75

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchctl.analysis.metrics.drafting import ACCEPTANCE_DIFFERENCE, ACCEPTANCE
 from benchctl.analysis.metrics.experts import RECALL
 from benchctl.cli import main
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
+from benchctl.measuring.check import Models, choose_methods
 from benchctl.records.writer import read
 from reference.pack import FILES
 
@@ -100,9 +102,22 @@ def test_options_that_a_label_leaves_out_are_those_of_the_training(made: Path, p
     for number, label in enumerate((named, packed)):
         done(*_run(made, tmp_path / f"{number}.jsonl", label))
         method = read(tmp_path / f"{number}.jsonl").run.methods[1]
-        assert method.options["gates"] == "1+2" and "gates" not in method.label
+        assert method.options["gates"] == "1+2" and "gates=1+2" in method.label
     other = f"m2r2[gates=1,modules={made / 'adapters'}]"
     assert "trained with gates=1+2" in refused(*_run(made, tmp_path / "other.jsonl", other))
+
+
+def test_labels_name_the_options_that_run(made: Path) -> None:
+    """Two of these labels were one choice: the label did not have the options of the training."""
+    folder = made / "asked"
+    shutil.copytree(made / "adapters", folder)
+    facts = json.loads((folder / "modules.json").read_text())
+    facts["asked"] |= {"draft_tokens": "4"}
+    (folder / "modules.json").write_text(json.dumps(facts))
+    asked = [f"m2r2[{more}modules={folder}]" for more in ("", "draft_tokens=6,", "draft_tokens=4,gates=1+2,")]
+    choices = choose_methods(asked, Models("ref-dense", ""))[1:]
+    assert [(choice.options["gates"], choice.options["draft_tokens"]) for choice in choices] == [("1+2", 4), ("1+2", 6)]
+    assert len({choice.label for choice in choices}) == 2
 
 
 def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
@@ -149,7 +164,7 @@ def test_modules_for_other_options_leave_a_method_out_of_all(made_moe: Path, pac
     model = ("--model", "tiny-moe", "--source", "embedded")
     done(*_run(made_moe, tmp_path / "all.jsonl", "all"), *model)
     found = {method.label: method.unsupported for method in read(tmp_path / "all.jsonl").run.methods}
-    assert found["m2r2"].startswith("embedded modules: these modules have other shapes")
+    assert found["m2r2[gates=1+2]"].startswith("embedded modules: these modules have other shapes")
     assert found["expert_offload"] == ""
     assert str(pack_moe) not in (tmp_path / "all.jsonl").read_text()
     assert "have other shapes" in refused(*_run(made_moe, tmp_path / "one.jsonl", "m2r2"), *model)

@@ -83,7 +83,7 @@ class Waterfalls:
 
 
 def waterfalls(group: Group, labels: Sequence[str]) -> Waterfalls:
-    """Of those of `labels` that were profiled, the fastest method first. Raises UserError as speedup.predict does."""
+    """Of those of `labels` that were profiled, the fastest method first. Raises UserError as `predict` does."""
     suites = {figures.suite for figures in group.suites}
     files = [replace(file, rows=[row for row in file.rows if row.suite in suites]) for file in group.files]
     accounts = {account.label: account for account in predict(files)}

@@ -36,7 +36,12 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
     tops, bottoms, less_tops, less_bottoms = _sums(pairs, metrics)
     uses_baseline = [metric.uses_baseline for metric in metrics]
     intervals = ratio_intervals(
-        tops, bottoms, levels(pairs), less=(less_tops, less_bottoms), uses_baseline=uses_baseline
+        tops,
+        bottoms,
+        levels(pairs),
+        less=(less_tops, less_bottoms),
+        uses_baseline=uses_baseline,
+        shares=[metric.unit == "share" for metric in metrics],
     )
     ratios = ratios_of_sums(tops, bottoms)
     subtracted = [metric.less is not None for metric in metrics]

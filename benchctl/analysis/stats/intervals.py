@@ -88,14 +88,19 @@ def ratio_intervals(
     *,
     less: tuple[Floats, Floats] | None = None,
     uses_baseline: Sequence[bool] | None = None,
+    shares: Sequence[bool] | None = None,
 ) -> list[Interval | None]:
     """The 95% interval of `tops[:, m].sum() / bottoms[:, m].sum()` for each column m of two [N, M] arrays.
 
     With `less`, two more such arrays, it is the interval of that ratio minus theirs. `uses_baseline` [M] says which
     figures compare the method with the baseline (default: all). Those have no interval where the two were measured in
-    different sessions, one each. None with fewer than LEAST_PROMPTS prompts that have a bottom.
+    different sessions, one each. None with fewer than LEAST_PROMPTS prompts that have a bottom. `shares` [M] says whose
+    tops are outcomes, such as right answers, which say nothing about how much a prompt matters (default: none).
     """
-    errors = _errors(tops, bottoms, levels, less, uses_baseline or [True] * tops.shape[1])
+    figures = tops.shape[1]
+    errors = _errors(
+        tops, bottoms, levels, less, uses_baseline or [True] * figures, np.array(shares or [False] * figures)
+    )
     return [None if error is None else error.interval() for error in errors]
 
 
@@ -104,7 +109,7 @@ def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
 
     It is the level at which the interval of the ratio's logarithm just reaches 0.
     """
-    (error,) = _errors(tops[:, None], bottoms[:, None], levels, None, [True])
+    (error,) = _errors(tops[:, None], bottoms[:, None], levels, None, [True], np.array([False]))
     return 1.0 if error is None or not error.logarithmic else error.p_value()
 
 
@@ -238,6 +243,7 @@ def _errors(
     levels: Levels,
     less: tuple[Floats, Floats] | None,
     uses_baseline: Sequence[bool],
+    shares: NDArray[np.bool_],
 ) -> list[_Error | None]:
     """For each column; None where there is too little data."""
     prompts, figures = _codes(levels.prompt), tops.shape[1]
@@ -254,7 +260,8 @@ def _errors(
     logarithmic &= (without > 0).all(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(logarithmic, np.log(without), without)
-    prompt_errors, freedoms = _standard_errors(scaled, [_totals(tops, prompts), _totals(bottoms, prompts)])
+    below = _totals(bottoms, prompts)
+    prompt_errors, freedoms = _standard_errors(scaled, [np.where(shares, below, _totals(tops, prompts)), below])
     by_prompts = (prompt_errors * np.where(logarithmic, value, 1)) ** 2
     sessions = _sessions(influence, by_prompts, levels, uses_baseline)
     return [

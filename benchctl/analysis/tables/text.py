@@ -271,11 +271,11 @@ def prompts_of(group: Group) -> str:
 
 def note(group: Group) -> str:
     """How the figures and their intervals are computed."""
-    sessions = f", repeats and {group.sessions} sessions" if group.sessions > 1 else " and repeats of one session"
+    sessions = f" and {group.sessions} sessions" if group.sessions > 1 else ", one session"
     batches = " Times are those of whole batches." if group.run.batch_size > 1 else ""
     return (
         "Ratios of sums over the prompts that both the method and the baseline answered; "
-        f"[95% interval, paired jackknife over prompts{sessions}].{batches} Methods are compared with each other at "
+        f"[95% interval over prompts{sessions}].{batches} Methods are compared with each other at "
         "95% confidence, with Holm's correction."
     )
 
