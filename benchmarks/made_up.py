@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from benchctl.bundled import default_target, resolve
-from benchctl.decoding.model.tokenizer import token_text
 from benchctl.records.schema import Exactness, MethodInfo, Mode, ModelInfo, Row, Run, SuiteInfo, to_line
 
 REPEATS = 5
@@ -19,6 +20,12 @@ BASELINE, DRAFTING, EXITING = "autoregressive", "two_model", "early_exit"
 _CLAIMS: dict[str, Exactness] = {BASELINE: "exact", DRAFTING: "exact", EXITING: "lossy"}
 _REASONS: dict[Exactness, str] = {"exact": "", "lossy": "half its layers are not run"}
 _TEXT = "so " * 200
+
+
+def _token_text() -> Callable[[Sequence[int]], str]:
+    """Ids to text of the embedded target."""
+    tokenizer = Tokenizer.from_file(str(Path(resolve(default_target().name)) / "tokenizer.json"))
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class MadeUp:
     def rows(self) -> Iterator[Row]:
         """Prompt after prompt, without end."""
         chance = random.Random(0)
-        tell = token_text(Path(resolve(default_target().name))) if self.differ else None
+        tell = _token_text() if self.differ else None
         for number in count():
             ids = tuple(chance.randrange(VOCABULARY) for _ in range(self.tokens))
             usual = [replace(row, prompt_id=f"p{number}") for row in self._answers(ids, chance)]

@@ -1,6 +1,7 @@
 """The command line: one file per verb, imported when the verb is called."""
 
 import shlex
+from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
 
@@ -60,6 +61,13 @@ class _Verbs(click.Group):
         verb = getattr(import_module(f"{__name__}.{name}"), name)
         assert isinstance(verb, click.Command)
         return verb
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in VERBS and (close := get_close_matches(args[0], VERBS, 1)):
+            raise click.UsageError(f"No such command '{args[0]}'. Did you mean '{close[0]}'?", ctx)
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.obj = list(args)  # the verb and its arguments, which an interrupt prints

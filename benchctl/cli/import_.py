@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 def import_(
     files: tuple[str, ...], format: Format | Literal["auto"], out: Path, baseline: str, target: str, suite: str
 ) -> None:
-    """Read answers published by Spec-Bench, EAGLE, Medusa, REST or FastChat, and FastChat's judgements of answers.
+    """Import answers published by other projects.
 
-    The files have no token ids, machine or verdicts, so these stay unknown. Each file is a session; files with the same
+    These are Spec-Bench, EAGLE, Medusa, REST and FastChat, whose judgements are read too. The files have no token ids, machine or verdicts, so these stay unknown. Each file is a session; files with the same
     LABEL are sessions of one method. The default LABEL is the file's model_id. Judgements become a file of scores next
     to --out, which `compare` reads.
 

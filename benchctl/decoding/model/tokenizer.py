@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -237,14 +237,3 @@ def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
         if value is not None:
             return frozenset(value if isinstance(value, list) else [value])
     return frozenset()
-
-
-def token_text(folder: Path) -> Callable[[Sequence[int]], str] | None:
-    """Ids to text as TargetTokenizer.decode_text; None for a folder without the file of a fast tokenizer."""
-    from tokenizers import Tokenizer
-
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return None
-    tokenizer = Tokenizer.from_file(str(file))
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
