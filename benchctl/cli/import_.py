@@ -44,9 +44,10 @@ def import_(
 ) -> None:
     """Import answers published by other projects.
 
-    These are Spec-Bench, EAGLE, Medusa, REST and FastChat, whose judgements are read too. The files have no token ids, machine or verdicts, so these stay unknown. Each file is a session; files with the same
-    LABEL are sessions of one method. The default LABEL is the file's model_id. Judgements become a file of scores next
-    to --out, which `compare` reads.
+    These are Spec-Bench, EAGLE, Medusa, REST and FastChat, whose judgements are read too. The files have no token ids,
+    machine or verdicts, so these stay unknown. Each file is a session; files with the same LABEL are sessions of one
+    method. The default LABEL is the file's model_id. Judgements become a file of scores next to --out, which `compare`
+    reads.
 
     \b
     Examples:

@@ -119,8 +119,8 @@ def test_the_shipped_index_is_true() -> None:
             assert bundled.modules_for(model.name, method) == model.path / "modules" / method
 
 
-def test_the_shipped_models_are_within_64_mebibytes_and_modules_are_named_as_training_names_them() -> None:
-    assert sum(file.stat().st_size for file in bundled.MODELS.rglob("*") if file.is_file()) < 64 * 2**20
+def test_the_shipped_models_keep_the_wheel_below_100_megabytes_and_modules_are_named_as_in_training() -> None:
+    assert sum(file.stat().st_size for file in bundled.MODELS.rglob("*") if file.is_file()) < 98e6
     assert bundled.MODULES == modules.WEIGHTS  # neither of the two may import the other
 
 
