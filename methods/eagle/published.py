@@ -12,7 +12,7 @@ aux layer ids      at the top, layers that have run; inside eagle_config (SpecFo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from .head import EagleModule, LayerConfig, Sizes, Traits, default_taps
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
+_COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
 _MIDLAYER, _QUERY = "midlayer.", "midlayer.self_attn.q_proj.weight"
 
 
@@ -92,7 +93,7 @@ class Published:
             raise self._wrong("holds no layer of EAGLE's")
         taps = self.taps(target.layers)
         fused = self.kind != "eagle"
-        tokens = len(found["lm_head.weight"]) if fused and "lm_head.weight" in found else 0
+        tokens = int(self.top["draft_vocab_size"]) if fused else 0
         sizes = Sizes(
             width=self.width,
             query=layer.num_attention_heads * layer.head_dim,
@@ -100,10 +101,10 @@ class Published:
             mlp=int(self.layer["intermediate_size"]),
             taps=len(taps) if fused else 0,
             tokens=tokens,
-            tap_norms="fc_norm.0.weight" in found,
-            input_norm="input_norm.weight" in found,
+            tap_norms=fused and bool(self.top.get("fc_norm", False)),
+            input_norm=fused and bool(self.top.get("norm_before_fc", False)),
             head_norm=layer.head_dim if "midlayer.self_attn.q_norm.weight" in found else 0,
-            biases=tuple(name.split(".")[-2] for name in found if name.endswith(".bias")),
+            biases=self._biases(found),
             eps=float(self.layer.get("rms_norm_eps", 1e-6)),
         )
         with torch.device("meta"):
@@ -130,14 +131,18 @@ class Published:
             hidden_act=act,
         )
 
+    def _biases(self, found: Iterable[str]) -> tuple[str, ...]:
+        if self.kind != "eagle":
+            return tuple(name.split(".")[-2] for name in found if name.endswith(".bias"))
+        attention = ("q_proj", "k_proj", "v_proj") if self.top.get("qkv_bias", False) else ()
+        return ("fc", *attention) if self.top.get("bias", True) else attention
+
     def _check(self, found: Mapping[str, Tensor], module: EagleModule) -> None:
         needed = {name: list(weight.shape) for name, weight in module.state_dict().items()}
-        if self.kind == "eagle" and self.top.get("bias", True) and "fc.bias" not in found:
-            needed["fc.bias"] = [self.width]
         if missing := sorted(needed.keys() - found.keys()):
             raise self._wrong(f"lacks {missing[0]}")
         if unknown := sorted(found.keys() - needed.keys()):
-            raise self._wrong(f"holds {unknown[0]}, which is no weight of one layer of EAGLE's")
+            raise self._wrong(f"holds {unknown[0]}, which a layer of EAGLE's with this {CONFIG} lacks")
         for name, shape in needed.items():
             if list(found[name].shape) != shape:
                 text = f"{self.file}: {name} has shape {list(found[name].shape)}, not {shape} as {CONFIG} says"
@@ -146,7 +151,9 @@ class Published:
     def _ids(self, tokens: int, to_target: Tensor | None, to_draft: Tensor | None) -> Tensor | None:
         """[tokens] the target's ids behind the logits; None for all. d2t holds differences, t2d marks the ids."""
         if tokens == self.vocabulary:
-            return None  # d2t, where there is one, is of zeros
+            if to_target is not None and bool(to_target.any()):
+                raise self._wrong("scores all tokens, but has a d2t that is not zero")
+            return None
         if to_target is None:
             raise self._wrong(f"scores {tokens} of {self.vocabulary} tokens, but lacks d2t, which says which")
         ids = torch.arange(len(to_target)) + to_target.long()
@@ -201,9 +208,12 @@ def read_published(place: str) -> Published | None:
         if top["speculators_model_type"] != "eagle3":
             message = f"{file.parent}: holds a {top['speculators_model_type']} of speculators, not an eagle3"
             raise UserError("not_an_eagle_layer", f"{message}; name a folder of an eagle3")
-    for name in ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size"):
-        if not isinstance(layer.get(name), int):
-            message = f"{file.parent / CONFIG}: {name} is {layer.get(name)!r}; get the folder again"
+    counts = {name: layer.get(name) for name in _COUNTS}
+    if kind != "eagle":
+        counts["draft_vocab_size"] = top.get("draft_vocab_size")
+    for name, count in counts.items():
+        if not isinstance(count, int):
+            message = f"{file.parent / CONFIG}: {name} is {count!r}; get the folder again"
             raise UserError("file_not_readable", message)
     return Published(file, kind, top, layer)
 

@@ -241,6 +241,18 @@ REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str, str]
     "d2t of zeros": (changed("d2t", torch.zeros(len(IDS), dtype=torch.int64)), SUBSET, "not_an_eagle_layer", "d2t"),
     "d2t too long": (changed("d2t", torch.zeros(20, dtype=torch.int64)), SUBSET, "not_an_eagle_layer", "d2t"),
     "d2t beyond": (changed("d2t", IDS + VOCABULARY), SUBSET, "not_an_eagle_layer", "d2t"),
+    "d2t of a whole head": (changed("d2t", torch.arange(VOCABULARY).flip(0)), eagle3(), "not_an_eagle_layer", "d2t"),
+    "no norms of taps": (dict, {**SUBSET, "fc_norm": True}, "not_an_eagle_layer", "fc_norm"),
+    "norms of taps unsaid": (changed("fc_norm.0.weight", torch.ones(WIDTH)), SUBSET, "not_an_eagle_layer", "fc_norm"),
+    "no norm before fc": (
+        speculators_names,
+        speculators_config(draft_vocab_size=len(IDS), norm_before_fc=True),
+        "not_an_eagle_layer",
+        "input_norm",
+    ),
+    "fewer draft tokens": (dict, {**SUBSET, "draft_vocab_size": 7}, "shapes_do_not_fit", "lm_head"),
+    "draft tokens unsaid": (dict, {**SUBSET, "draft_vocab_size": None}, "file_not_readable", "draft_vocab_size"),
+    "no lm_head": (without("lm_head.weight"), SUBSET, "not_an_eagle_layer", "lm_head"),
     "no norm": (without("norm.weight"), SUBSET, "not_an_eagle_layer", "norm.weight"),
     "no query": (without("midlayer.self_attn.q_proj.weight"), SUBSET, "not_an_eagle_layer", "no layer"),
     "two layers": (changed("layers.1.mlp.up_proj.weight", torch.ones(2, 2)), SUBSET, "not_an_eagle_layer", "layers.1"),
@@ -270,7 +282,8 @@ REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str, str]
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_folder_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
     change, config, error, fact = REFUSED[name]
-    folder = folder_of(tmp_path, change(random_weights(True, extras=("subset",))), config)
+    extras = () if config.get("draft_vocab_size") == VOCABULARY else ("subset",)
+    folder = folder_of(tmp_path, change(random_weights(True, extras=extras)), config)
     with refused(error, fact):
         Eagle(modules=folder).prepare(pair("llama").target)
 
