@@ -45,7 +45,13 @@ class Published:
 
     @property
     def version(self) -> str:
-        return "1" if self.kind == "eagle" else "3"
+        if self.kind == "eagle":
+            return "1"
+        return "3.1" if self._feeds_normed and self.top.get("fc_norm", False) else "3"
+
+    @property
+    def _feeds_normed(self) -> bool:
+        return self.kind == "speculators" and bool(self.top.get("norm_output", False))
 
     @property
     def width(self) -> int:
@@ -176,7 +182,7 @@ class Published:
             layer=layer,
             taps=taps,
             rotary=llama_rotary({**settings, **heads, "head_dim": layer.head_dim}, target.context_tokens, like),
-            feeds_normed=speculators and bool(self.top.get("norm_output", False)),
+            feeds_normed=self._feeds_normed,
             norms_residual=speculators and bool(self.top.get("norm_before_residual", False)),
             bare_head=forge and not self.top.get("norm_output", True),
             embedding=_own_embedding(embedding, target),

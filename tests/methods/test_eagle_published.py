@@ -176,7 +176,9 @@ def test_a_published_layer_takes_the_steps_of_a_plain_reimplementation(name: str
     if "eagle" in name.split(",")[0].split("3")[0] and differs.get("taps") == ():
         named = speculators_names(weights)  # layers.0 too
     folder = folder_of(tmp_path, named, config, "pytorch_model.bin" if ".bin" in extras else "model.safetensors")
-    method = Eagle(modules=folder, version="1" if differs.get("taps") == () else "3", width=3, nodes=7, confidence=0.0)
+    version: Any = "1" if differs.get("taps") == () else "3.1" if "feeds_normed" in differs else "3"
+    method = Eagle(modules=folder, version=version, width=3, nodes=7, confidence=0.0)
+    assert method.published(folder) == {"version": version}
     assert method.unsupported(models.target.info) is None
     method.prepare(models.target)
     rope = {"head_dim": head_dim, **differs.pop("rope", {})} if "rope" in differs else {"head_dim": head_dim}
