@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +23,19 @@ from torch import Tensor
 
 from benchctl.decoding.model.families import ACTIVATIONS
 from benchctl.decoding.model.target import Target, TargetInfo, llama_rotary
-from benchctl.decoding.modules.others import CONFIG, read_config, read_weights, weights_file
+from benchctl.decoding.modules.others import (
+    CONFIG,
+    EAGLE_WEIGHTS,
+    modules_folder,
+    read_config,
+    read_weights,
+    weights_file,
+)
 from benchctl.decoding.modules.trainable import FACTS
 from benchctl.errors import UserError
 
 from .head import EagleModule, LayerConfig, Sizes, Traits, default_taps
 
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 _COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
 _MIDLAYER, _QUERY = "midlayer.", "midlayer.self_attn.q_proj.weight"
@@ -36,12 +43,20 @@ _MIDLAYER, _QUERY = "midlayer.", "midlayer.self_attn.q_proj.weight"
 
 @dataclass(frozen=True)
 class Published:
-    """A folder's config.json: ``top`` as a whole, ``layer`` the part about the layer; and where its weights are."""
+    """A folder's config.json: ``top`` as a whole, ``layer`` the part about the layer."""
 
-    file: Path
+    place: str
     kind: str
     top: Mapping[str, Any]
     layer: Mapping[str, Any]
+
+    @cached_property
+    def file(self) -> Path:
+        """Of its weights; downloaded where ``place`` is a hub id. Raises UserError where there is none."""
+        if (file := weights_file(self.place, EAGLE_WEIGHTS)) is None:
+            message = f"{self.place}: lacks {' or '.join(EAGLE_WEIGHTS)}, or the hub cannot be reached"
+            raise UserError("not_an_eagle_layer", f"{message}; name a folder of a whole layer of EAGLE's")
+        return file
 
     @property
     def version(self) -> str:
@@ -73,7 +88,7 @@ class Published:
 
     def unsupported(self, target: TargetInfo) -> str | None:
         """Why it does not fit a target with these facts, or None."""
-        folder, taps = self.file.parent, self.taps(target.layers)
+        folder, taps = self.place, self.taps(target.layers)
         if self.top.get("target_hidden_size") not in (None, self.width):
             return f"{folder} has another width than the target it was made for, which is not supported"
         if (self.width, self.vocabulary) != (target.hidden_size, target.vocabulary):
@@ -200,28 +215,29 @@ class Loaded(NamedTuple):
     ids: Tensor | None
 
 
+@cache
 def read_published(place: str) -> Published | None:
-    """What a folder or hub id holds, by its config.json; None for a folder that holds none, or modules of benchctl.
+    """What a folder or hub id holds, by its config.json alone; None for a folder without one, or of benchctl's modules.
 
     Raises UserError where config.json cannot be read or lacks what every layer has.
     """
-    if not place or (Path(place) / FACTS).is_file() or (file := weights_file(place, _WEIGHTS)) is None:
+    if not place or (Path(place) / FACTS).is_file() or not (file := modules_folder(place) / CONFIG).is_file():
         return None
-    top = read_config(file.parent / CONFIG, "a layer of EAGLE's")
+    top = read_config(file, "a layer of EAGLE's")
     layer, kind = top, "eagle3" if "draft_vocab_size" in top else "eagle"
     if "speculators_model_type" in top:
         kind, layer = "speculators", top.get("transformer_layer_config") or {}
         if top["speculators_model_type"] != "eagle3":
-            message = f"{file.parent}: holds a {top['speculators_model_type']} of speculators, not an eagle3"
+            message = f"{place}: holds a {top['speculators_model_type']} of speculators, not an eagle3"
             raise UserError("not_an_eagle_layer", f"{message}; name a folder of an eagle3")
     counts = {name: layer.get(name) for name in _COUNTS}
     if kind != "eagle":
         counts["draft_vocab_size"] = top.get("draft_vocab_size")
     for name, count in counts.items():
         if not isinstance(count, int):
-            message = f"{file.parent / CONFIG}: {name} is {count!r}; get the folder again"
+            message = f"{file}: {name} is {count!r}; get the folder again"
             raise UserError("file_not_readable", message)
-    return Published(file, kind, top, layer)
+    return Published(place, kind, top, layer)
 
 
 def _renamed(name: str) -> str:

@@ -22,6 +22,7 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.drafting.grow import Frontier
 from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.modules import others
 from benchctl.decoding.modules.trainable import modules_sha256, save_modules
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.published import read_published
@@ -310,6 +311,41 @@ def test_of_another_target_or_version_before_weights_are_read(tmp_path: Path) ->
         Eagle(modules=folder, version="1").prepare(pair("llama").target)
     with refused("file_not_readable", "model.safetensors"):
         method.prepare(pair("llama").target)
+
+
+def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(tmp_path, random_weights(True), eagle3())
+    asked, info = list[str](), pair("llama").target.info
+
+    def download(place: str, name: str) -> Path:
+        asked.append(name)
+        return tmp_path / name
+
+    monkeypatch.setattr(others, "downloaded_file", download)
+    method = Eagle(modules="someone/a-layer")
+    assert method.published(method.modules) == {"version": "3"}
+    assert method.unsupported(replace(info, hidden_size=48)) is not None
+    assert asked == ["config.json"]
+    method.prepare(pair("llama").target)
+    assert asked.count("config.json") <= 2 and asked[-1] == "model.safetensors"
+
+
+def test_the_hash_is_of_the_weights_that_are_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, random_weights(True), eagle3())
+    before = modules_sha256(folder)
+    (tmp_path / "optimizer.pt").write_bytes(b"more")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not read where there is the other")
+    assert modules_sha256(folder) == before
+    save_file({"changed": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert modules_sha256(folder) != before
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").unlink()
+    with refused("no_modules_folder", "model.safetensors"):
+        modules_sha256(folder)
+    with refused("not_an_eagle_layer", "model.safetensors"):
+        Eagle(modules=folder).prepare(pair("llama").target)
 
 
 def test_a_folder_without_such_a_layer_is_none(tmp_path: Path) -> None:
