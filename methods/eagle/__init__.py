@@ -114,8 +114,11 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         return None if published is None else {"version": published.version}
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        published = read_published(self.modules)
-        return None if published is None else published.unsupported(target)
+        if (published := read_published(self.modules)) is None:
+            return None
+        if (problem := published.unsupported(target)) is None:
+            published.read(target.layers)  # refuses weights that do not fit before the target's are read
+        return problem
 
     def prepare(self, target: Target) -> None:
         trained_options(self, "eagle", self.modules)

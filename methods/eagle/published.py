@@ -99,20 +99,37 @@ class Published:
         return None
 
     def load(self, target: Target) -> Loaded:
-        """Everything but the target's own, where and as the target is.
-
-        Raises UserError for another target, and for weights that are missing, unknown or of other shapes than
-        config.json says.
-        """
+        """Everything but the target's own, where and as the target is. Raises UserError for another target, or as `read`."""
         if problem := self.unsupported(target.info):
             raise UserError("modules_of_other_target", f"{problem}; name a layer that was made for it")
+        parts = self.read(target.layers)
+        weights = {name: weight.to(target.device, target.dtype) for name, weight in parts.weights.items()}
+        parts.module.load_state_dict(weights, assign=True)
+        like = target.embedding.new_empty(0, dtype=target.dtype)
+        traits = Traits(
+            layer=self._layer_config(),
+            taps=self.taps(target.layers),
+            rotary=self._rotary(target.context_tokens, like),
+            feeds_normed=self._feeds_normed,
+            norms_residual=self.kind == "speculators" and bool(self.top.get("norm_before_residual", False)),
+            bare_head=self.kind == "eagle3" and not self.top.get("norm_output", True),
+            embedding=_own_embedding(parts.embedding, target),
+        )
+        return Loaded(parts.module.requires_grad_(False), traits, parts.ids)
+
+    def read(self, layers: int) -> Parts:
+        """Its weights, for a target of so many layers; they stay in the file until used.
+
+        Raises UserError for weights that are missing, unknown or of other shapes than config.json says, and for an
+        activation or rotations that are not supported.
+        """
         found = {_renamed(name): weight for name, weight in read_weights(self.file).items()}
         embedding = found.pop("embed_tokens.weight", None)
         to_target, to_draft = found.pop("d2t", None), found.pop("t2d", None)
         layer = self._layer_config()
+        self._rotary(1, torch.empty(0))
         if _QUERY not in found:
             raise self._wrong("holds no layer of EAGLE's")
-        taps = self.taps(target.layers)
         fused = self.kind != "eagle"
         tokens = int(self.top["draft_vocab_size"]) if fused else 0
         sizes = Sizes(
@@ -120,7 +137,7 @@ class Published:
             query=layer.num_attention_heads * layer.head_dim,
             kv=layer.num_key_value_heads * layer.head_dim,
             mlp=int(self.layer["intermediate_size"]),
-            taps=len(taps) if fused else 0,
+            taps=len(self.taps(layers)) if fused else 0,
             tokens=tokens,
             tap_norms=fused and bool(self.top.get("fc_norm", False)),
             input_norm=fused and bool(self.top.get("norm_before_fc", False)),
@@ -131,13 +148,7 @@ class Published:
         with torch.device("meta"):
             module = EagleModule(sizes)
         self._check(found, module)
-        module.load_state_dict(
-            {name: weight.to(target.device, target.dtype) for name, weight in found.items()}, assign=True
-        )
-        ids = None
-        if fused:
-            ids = self._ids(tokens, to_target, to_draft)
-        return Loaded(module.requires_grad_(False), self._traits(layer, taps, target, embedding), ids)
+        return Parts(module, found, embedding, self._ids(tokens, to_target, to_draft) if fused else None)
 
     def _layer_config(self) -> LayerConfig:
         config, act = self.layer, str(self.layer.get("hidden_act", "silu"))
@@ -188,23 +199,22 @@ class Published:
             raise self._wrong(f"has a d2t of {len(ids)} entries that does not say which {tokens} tokens it scores")
         return ids
 
-    def _traits(self, layer: LayerConfig, taps: tuple[int, ...], target: Target, embedding: Tensor | None) -> Traits:
-        like = target.embedding.new_empty(0, dtype=target.dtype)
-        settings = {name: self.layer[name] for name in _ROTARY if self.layer.get(name) is not None}
+    def _rotary(self, positions: int, like: Tensor) -> Tensor:
+        layer, settings = self._layer_config(), {name: self.layer[name] for name in _ROTARY if self.layer.get(name)}
         heads = {"hidden_size": self.width, "num_attention_heads": layer.num_attention_heads}
-        speculators, forge = self.kind == "speculators", self.kind == "eagle3"
-        return Traits(
-            layer=layer,
-            taps=taps,
-            rotary=llama_rotary({**settings, **heads, "head_dim": layer.head_dim}, target.context_tokens, like),
-            feeds_normed=self._feeds_normed,
-            norms_residual=speculators and bool(self.top.get("norm_before_residual", False)),
-            bare_head=forge and not self.top.get("norm_output", True),
-            embedding=_own_embedding(embedding, target),
-        )
+        return llama_rotary({**settings, **heads, "head_dim": layer.head_dim}, positions, like)
 
     def _wrong(self, what: str) -> UserError:
         return UserError("not_an_eagle_layer", f"{self.file}: {what}; name a folder of a whole layer of EAGLE's")
+
+
+class Parts(NamedTuple):
+    """The weights of a file, and ``module`` without them, on torch's device "meta"; ``ids`` as in Loaded."""
+
+    module: EagleModule
+    weights: Mapping[str, Tensor]
+    embedding: Tensor | None
+    ids: Tensor | None
 
 
 class Loaded(NamedTuple):
