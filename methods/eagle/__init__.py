@@ -6,7 +6,7 @@ read, training.py how they learn. Ours: 8 nodes and depth 4; the published sizes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape
-from benchctl.decoding.drafting.trees import read_widths, wide_tree
+from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
@@ -70,14 +70,31 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     _unread: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_options(self, 1, "draft_tokens", "width", "nodes", "passes")
+        check_options(self, 1, "draft_tokens", most=_MOST_DEPTH)
+        check_options(self, 1, "width", "nodes", most=MOST_NODES)
+        check_options(self, 1, "passes")
         check_options(self, 0, "confidence", most=1)
         tree_widths(self.tree, 1)
+        if self.tree != "dynamic":
+            self._only_default("of tree=dynamic", "width", "nodes", "confidence")
+            if self.tree != "chain":
+                self._only_default("of tree=dynamic and tree=chain", "draft_tokens")
         if self._fused:
-            if self.objective == "hass":
-                raise ValueError("objective is hass; it is an option of version=1")
-            if self.draft_vocabulary == "whole" and self.head == "own":
-                raise ValueError("draft_vocabulary is whole; it is an option of head=target")
+            self._only_default("of version=1", "objective")
+            if self.head == "own":
+                self._only_default("of head=target", "draft_vocabulary")
+        else:
+            self._only_default("of versions 3 and 3.1", "head")
+            if self.objective == "eagle":
+                self._only_default("of version=3 and of objective=hass", "passes")
+
+    def _changed(self, *names: str) -> Iterator[str]:
+        """Those of these options that do not have their default."""
+        return (f"{name}={value}" for name in names if (value := getattr(self, name)) != getattr(type(self), name))
+
+    def _only_default(self, where: str, *names: str) -> None:
+        for option in self._changed(*names):
+            raise ValueError(f"{option} has no effect here; it is an option {where}")
 
     @property
     def _fused(self) -> bool:
@@ -108,6 +125,10 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         if made.replace("2", "1") != self.version.replace("2", "1"):
             message = f"{folder}: trained with version={made}, not {self.version}; give version={made}"
             raise UserError("trained_with_other_option", message)
+        if read_published(folder) is not None:
+            for option in self._changed("passes", "objective", "draft_vocabulary", "head"):
+                message = f"{folder}: {option} has no effect on a published layer; leave it out"
+                raise UserError("options_of_training", message)
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
         published = read_published(folder)

@@ -99,7 +99,7 @@ class Published:
         return None
 
     def load(self, target: Target) -> Loaded:
-        """Everything but the target's own, where and as the target is. Raises UserError for another target, or as `read`."""
+        """All but the target's own, where and as the target is. Raises UserError for another target, or as `read`."""
         if problem := self.unsupported(target.info):
             raise UserError("modules_of_other_target", f"{problem}; name a layer that was made for it")
         parts = self.read(target.layers)

@@ -282,6 +282,16 @@ def test_taps_follow_from_the_depth(layers: int, taps: tuple[int, ...]) -> None:
         {"tree": "sparse"},
         {"objective": "hass"},
         {"draft_vocabulary": "whole"},
+        {"tree": "chain", "nodes": 3},
+        {"tree": "chain", "width": 3},
+        {"tree": "chain", "confidence": 0.5},
+        {"tree": "4x2", "draft_tokens": 5},
+        {"tree": "4x2", "nodes": 3},
+        {"version": "1", "passes": 5},
+        {"version": "1", "head": "target"},
+        {"nodes": 1_000_000},
+        {"width": 1_000_000},
+        {"draft_tokens": 1_000_000},
     ],
 )
 def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:

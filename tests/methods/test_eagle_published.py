@@ -23,7 +23,7 @@ from untrained import facts_of, untrained
 from benchctl.decoding.drafting.grow import Frontier
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules import others
-from benchctl.decoding.modules.trainable import modules_sha256, save_modules
+from benchctl.decoding.modules.trainable import modules_sha256, save_modules, trained_options
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.published import read_published
 
@@ -317,6 +317,27 @@ def test_of_another_target_or_version_before_weights_are_read(tmp_path: Path) ->
         method.unsupported(pair("llama").target.info)
     with refused("file_not_readable", "model.safetensors"):
         method.prepare(pair("llama").target)
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        ("3", {"head": "target"}),
+        ("3", {"head": "target", "draft_vocabulary": "whole"}),
+        ("3", {"passes": 5}),
+        ("1", {"draft_vocabulary": "whole"}),
+        ("1", {"objective": "hass"}),
+    ],
+)
+def test_options_of_training_are_refused_with_a_published_layer(
+    version: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    fused = version == "3"
+    weights = random_weights(fused)
+    folder = folder_of(tmp_path, weights if fused else speculators_names(weights), eagle3() if fused else LLAMA)
+    with refused("options_of_training", next(reversed(options))):
+        trained_options(Eagle(modules=folder, version=version, **options), "eagle", folder)
+    trained_options(Eagle(modules=folder, version=version), "eagle", folder)
 
 
 def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(
