@@ -42,20 +42,20 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     """Draft with one layer on the target's features, which continues with its own states.
 
     modules       folder of a trained layer, or folder or hub id of a published one
-    version       1; 2 (the layer of 1); 3; or 3.1 (more norms)
+    version       1 (EAGLE and EAGLE-2, chosen by `tree`), 3, or 3.1 (more norms)
     tree          dynamic (EAGLE-2: the likeliest nodes of all that were scored), chain, or widths such as 4x2x1
     draft_tokens  tokens of a chain, and depth of a dynamic tree
     width         nodes that continue at each depth of a dynamic tree, and children of each; 10 in the authors' code
     nodes         rows of a dynamic tree; 59 in the authors' code, for GPUs; few here, because rows cost time on a CPU
     confidence    a dynamic tree leaves out nodes with a lower joint probability; 0, as in the papers, none
-    head          own (an LM head for the draft vocabulary, trained too) or target; always target for versions 1 and 2
+    head          own (an LM head for the draft vocabulary, trained too) or target; always target for version 1
     passes        in training, tokens ahead that the layer learns to draft; 7 in EAGLE-3
-    objective     in training, of versions 1 and 2: eagle (one pass) or hass
+    objective     in training, of version 1: eagle (one pass) or hass
     draft_vocabulary  tokens that are scored: stored (those kept with the modules, if any), or whole with head=target
     """
 
     modules: str = ""
-    version: Literal["1", "2", "3", "3.1"] = "3"
+    version: Literal["1", "3", "3.1"] = "3"
     tree: str = "dynamic"
     draft_tokens: int = 4
     width: int = 4
@@ -122,7 +122,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         made = str(trained.get("version"))
-        if made.replace("2", "1") != self.version.replace("2", "1"):
+        if made != self.version:
             message = f"{folder}: trained with version={made}, not {self.version}; give version={made}"
             raise UserError("trained_with_other_option", message)
         if read_published(folder) is not None:

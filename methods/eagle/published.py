@@ -1,6 +1,6 @@
 """EAGLE's layers in the three formats in which they are published, by folder or hub id.
 
-eagle        SafeAILab's of versions 1 and 2 (yuhuili/EAGLE-*): a plain Llama configuration
+eagle        SafeAILab's of EAGLE and EAGLE-2, version 1 (yuhuili/EAGLE-*): a plain Llama configuration
 eagle3       SafeAILab's and SpecForge's of version 3 (yuhuili/EAGLE3-*, lmsys/SGLang-EAGLE3-*): draft_vocab_size
 speculators  RedHatAI/*-speculator.eagle3: speculators_model_type, and the layer's configuration inside
 

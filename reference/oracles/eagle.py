@@ -5,7 +5,7 @@
 EAGLE is a clone of SafeAILab/EAGLE (cb7e084). FOLDER has speculators 0.9.0 in it: pip install --no-deps --target FOLDER
 speculators==0.9.0, and what it imports that is missing. The counts are written to results/reference/oracles-eagle.json.
 
-Trees of cnets.py (version 3) and cnets1.py (versions 1 and 2) must be equal at every step of a text, with their cache
+Trees of cnets.py (version 3) and cnets1.py (version 1) must be equal at every step of a text, with their cache
 carried along. Logits of speculators must be equal for each pass of its training-time test, and its loss too, for every
 flag of its configuration.
 """

@@ -77,7 +77,7 @@ EXACT: tuple[str, ...] = (
     "medusa[heads=1,nodes=30]",
     "eagle",
     "eagle[version=1,tree=chain,draft_tokens=6]",
-    "eagle[version=2,width=6,nodes=20,confidence=0]",
+    "eagle[version=1,width=6,nodes=20,confidence=0]",
     "eagle[version=3.1,tree=3x2x2]",
     "eagle[head=target,nodes=1]",
     "lookahead",

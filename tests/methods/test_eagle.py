@@ -24,6 +24,7 @@ from benchctl.decoding.modules.trainable import check_sizes, save_modules, train
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.head import Drafter, EagleModule, default_taps
 from benchctl.methods.eagle.training import Unrolled
+from benchctl.registry import build
 
 TAPS = (1, 2, 3)
 VERSIONS = ("1", "3", "3.1")
@@ -103,13 +104,6 @@ def test_over_a_draft_vocabulary_too(version: Any, head: Any, tmp_path: Path) ->
     method = with_modules(method, module, models, tmp_path)
     write_draft_vocabulary(tmp_path, IDS)
     assert check_steps(method, naive_of(method, module, models, IDS), models, "llama", 0) > 0
-
-
-@torch.inference_mode()
-def test_version_2_is_the_layer_of_version_1(tmp_path: Path) -> None:
-    models, module = pair("llama"), module_of("1", "llama", 0)
-    method = with_modules(Eagle(version="1", width=3), module, models, tmp_path)
-    assert check_steps(replace(method, version="2"), naive_of(method, module, models), models, "llama", 0) > 0
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -308,6 +302,12 @@ def test_modules_of_another_version_or_target_are_refused_before_weights_are_rea
     check_sizes(method, models.target.info)
     with refused("modules_of_other_target", str(tmp_path)):
         check_sizes(method, other)
+
+
+def test_version_2_is_not_an_option() -> None:
+    """Its layer is that of version 1."""
+    with refused("bad_option_value", "version"):
+        build("eagle[version=2]")
 
 
 @torch.inference_mode()
