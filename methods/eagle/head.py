@@ -150,7 +150,7 @@ class Traits:
     feeds_normed     rows read the state before them after its norm (3.1)
     norms_residual   the residual, too, is the normed feature (an option of speculators)
     bare_head        the LM head reads states without a norm (an option of SpecForge)
-    embedding        [vocabulary, width] of its own, where that is not the target's
+    embedding        [vocabulary, width] of its own, where the folder has one
     """
 
     layer: LayerConfig

@@ -12,6 +12,7 @@ aux layer ids      at the top, layers that have run; inside eagle_config (SpecFo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -38,7 +39,6 @@ from .head import EagleModule, LayerConfig, Sizes, Traits, default_taps
 
 _ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 _COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
-_MIDLAYER, _QUERY = "midlayer.", "midlayer.self_attn.q_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,11 @@ class Published:
             return f"{folder} reads states after layers {taps}, but the target has {target.layers}"
         return None
 
-    def load(self, target: Target) -> Loaded:
-        """All but the target's own, where and as the target is. Raises UserError for another target, or as `read`."""
+    def load(self, target: Target) -> tuple[EagleModule, Traits, Tensor | None]:
+        """Module, traits and ids of `read`, where and as the target is. Raises UserError for another target too."""
         if problem := self.unsupported(target.info):
             raise UserError("modules_of_other_target", f"{problem}; name a layer that was made for it")
-        parts = self.read(target.layers)
-        weights = {name: weight.to(target.device, target.dtype) for name, weight in parts.weights.items()}
-        parts.module.load_state_dict(weights, assign=True)
+        module, embedding, ids = self.read(target.layers)
         like = target.embedding.new_empty(0, dtype=target.dtype)
         traits = Traits(
             layer=self._layer_config(),
@@ -113,23 +111,23 @@ class Published:
             feeds_normed=self._feeds_normed,
             norms_residual=self.kind == "speculators" and bool(self.top.get("norm_before_residual", False)),
             bare_head=self.kind == "eagle3" and not self.top.get("norm_output", True),
-            embedding=_own_embedding(parts.embedding, target),
+            embedding=None if embedding is None else embedding.to(target.device, target.dtype),
         )
-        return Loaded(parts.module.requires_grad_(False), traits, parts.ids)
+        return module.to(target.device, target.dtype).requires_grad_(False), traits, ids
 
     def read(self, layers: int) -> Parts:
-        """Its weights, for a target of so many layers; they stay in the file until used.
+        """Its weights, for a target of so many layers.
 
         Raises UserError for weights that are missing, unknown or of other shapes than config.json says, and for an
         activation or rotations that are not supported.
         """
-        found = {_renamed(name): weight for name, weight in read_weights(self.file).items()}
+        found = {re.sub(r"^layers\.0\.", "midlayer.", name): weight for name, weight in read_weights(self.file).items()}
         embedding = found.pop("embed_tokens.weight", None)
         to_target, to_draft = found.pop("d2t", None), found.pop("t2d", None)
         layer = self._layer_config()
         self._rotary(1, torch.empty(0))
-        if _QUERY not in found:
-            raise self._wrong("holds no layer of EAGLE's")
+        if embedding is not None and list(embedding.shape) != [self.vocabulary, self.width]:
+            raise self._wrong(f"has an embedding of shape {list(embedding.shape)}")
         fused = self.kind != "eagle"
         tokens = int(self.top["draft_vocab_size"]) if fused else 0
         sizes = Sizes(
@@ -147,8 +145,11 @@ class Published:
         )
         with torch.device("meta"):
             module = EagleModule(sizes)
-        self._check(found, module)
-        return Parts(module, found, embedding, self._ids(tokens, to_target, to_draft) if fused else None)
+        try:
+            module.load_state_dict(found, assign=True)
+        except RuntimeError as error:  # names what is missing, unknown or of another shape
+            raise self._wrong(f"does not fit its {CONFIG} ({' '.join(str(error).split())})") from error
+        return Parts(module, embedding, self._ids(tokens, to_target, to_draft) if fused else None)
 
     def _layer_config(self) -> LayerConfig:
         config, act = self.layer, str(self.layer.get("hidden_act", "silu"))
@@ -168,17 +169,6 @@ class Published:
             return tuple(name.split(".")[-2] for name in found if name.endswith(".bias"))
         attention = ("q_proj", "k_proj", "v_proj") if self.top.get("qkv_bias", False) else ()
         return ("fc", *attention) if self.top.get("bias", True) else attention
-
-    def _check(self, found: Mapping[str, Tensor], module: EagleModule) -> None:
-        needed = {name: list(weight.shape) for name, weight in module.state_dict().items()}
-        if missing := sorted(needed.keys() - found.keys()):
-            raise self._wrong(f"lacks {missing[0]}")
-        if unknown := sorted(found.keys() - needed.keys()):
-            raise self._wrong(f"holds {unknown[0]}, which a layer of EAGLE's with this {CONFIG} lacks")
-        for name, shape in needed.items():
-            if list(found[name].shape) != shape:
-                text = f"{self.file}: {name} has shape {list(found[name].shape)}, not {shape} as {CONFIG} says"
-                raise UserError("shapes_do_not_fit", f"{text}; get it again")
 
     def _ids(self, tokens: int, to_target: Tensor | None, to_draft: Tensor | None) -> Tensor | None:
         """[tokens] the target's ids behind the logits; None for all. d2t holds differences, t2d marks the ids."""
@@ -209,19 +199,10 @@ class Published:
 
 
 class Parts(NamedTuple):
-    """The weights of a file, and ``module`` without them, on torch's device "meta"; ``ids`` as in Loaded."""
+    """``embedding`` [vocabulary, width], where it has one; ``ids`` [k] the target's behind its logits, None for all."""
 
     module: EagleModule
-    weights: Mapping[str, Tensor]
     embedding: Tensor | None
-    ids: Tensor | None
-
-
-class Loaded(NamedTuple):
-    """A drafter's parts; ``ids`` [k] the target's ids behind its logits, None for all."""
-
-    module: EagleModule
-    traits: Traits
     ids: Tensor | None
 
 
@@ -248,17 +229,3 @@ def read_published(place: str) -> Published | None:
             message = f"{file}: {name} is {count!r}; get the folder again"
             raise UserError("file_not_readable", message)
     return Published(place, kind, top, layer)
-
-
-def _renamed(name: str) -> str:
-    return name.replace("layers.0.", _MIDLAYER, 1) if name.startswith("layers.0.") else name
-
-
-def _own_embedding(embedding: Tensor | None, target: Target) -> Tensor | None:
-    """None where it is the target's, up to rounding, which most folders hold once more."""
-    if embedding is None:
-        return None
-    theirs = target.embedding.float()
-    if embedding.shape == theirs.shape and torch.allclose(embedding.to(theirs), theirs, rtol=0.01, atol=1e-4):
-        return None
-    return embedding.to(target.device, target.dtype)
