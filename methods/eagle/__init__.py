@@ -48,10 +48,9 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     width         nodes that continue at each depth of a dynamic tree, and children of each; 10 in the authors' code
     nodes         rows of a dynamic tree; 59 in the authors' code, for GPUs; few here, because rows cost time on a CPU
     confidence    a dynamic tree leaves out nodes with a lower joint probability; 0, as in the papers, none
-    head          own (an LM head for the draft vocabulary, trained too) or target; always target for version 1
     passes        in training, tokens ahead that the layer learns to draft; 7 in EAGLE-3
     objective     in training, of version 1: eagle (one pass) or hass
-    draft_vocabulary  tokens that are scored: stored (those kept with the modules, if any), or whole with head=target
+    draft_vocabulary  tokens that are scored: stored (those kept with the modules, if any), or whole with version=1
     """
 
     modules: str = ""
@@ -61,7 +60,6 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     width: int = 4
     nodes: int = 8
     confidence: float = 0.1
-    head: Literal["own", "target"] = "own"
     passes: int = 3
     objective: Literal["eagle", "hass"] = "eagle"
     draft_vocabulary: Literal["stored", "whole"] = "stored"
@@ -80,13 +78,9 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
             if self.tree != "chain":
                 self._only_default("of tree=dynamic and tree=chain", "draft_tokens")
         if self._fused:
-            self._only_default("of version=1", "objective")
-            if self.head == "own":
-                self._only_default("of head=target", "draft_vocabulary")
-        else:
-            self._only_default("of versions 3 and 3.1", "head")
-            if self.objective == "eagle":
-                self._only_default("of version=3 and of objective=hass", "passes")
+            self._only_default("of version=1", "objective", "draft_vocabulary")
+        elif self.objective == "eagle":
+            self._only_default("of version=3 and of objective=hass", "passes")
 
     def _changed(self, *names: str) -> Iterator[str]:
         """Those of these options that do not have their default."""
@@ -107,9 +101,8 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     def build(self, info: TargetInfo, lm_head: Tensor) -> EagleModule:
         taps = len(self._taps(info.layers)) if self._fused else 0
         head = self.vocabulary.of(lm_head.mT).mT
-        own = len(head) if self._fused and self.head == "own" else 0
         with torch.device(lm_head.device):
-            module = EagleModule(Sizes.of(info, taps, own, self.version == "3.1"))
+            module = EagleModule(Sizes.of(info, taps, len(head) if taps else 0, self.version == "3.1"))
         module.start_from(head)
         return module
 
@@ -126,7 +119,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
             message = f"{folder}: trained with version={made}, not {self.version}; give version={made}"
             raise UserError("trained_with_other_option", message)
         if read_published(folder) is not None:
-            for option in self._changed("passes", "objective", "draft_vocabulary", "head"):
+            for option in self._changed("passes", "objective", "draft_vocabulary"):
                 message = f"{folder}: {option} has no effect on a published layer; leave it out"
                 raise UserError("options_of_training", message)
 

@@ -79,7 +79,7 @@ EXACT: tuple[str, ...] = (
     "eagle[version=1,tree=chain,draft_tokens=6]",
     "eagle[version=1,width=6,nodes=20,confidence=0]",
     "eagle[version=3.1,tree=3x2x2]",
-    "eagle[head=target,nodes=1]",
+    "eagle[nodes=1]",
     "lookahead",
     "lookahead[ngram=2,window=4,guesses=3,prompt_pool=true]",
     "lookahead[ngram=4,window=12,guesses=2,bonus=false]",

@@ -321,8 +321,6 @@ def test_of_another_target_or_version_before_weights_are_read(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("version", "options"),
     [
-        ("3", {"head": "target"}),
-        ("3", {"head": "target", "draft_vocabulary": "whole"}),
         ("3", {"passes": 5}),
         ("1", {"draft_vocabulary": "whole"}),
         ("1", {"objective": "hass"}),
