@@ -6,7 +6,7 @@ read, training.py how they learn. Ours: 8 nodes and depth 4; the published sizes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape
-from benchctl.decoding.drafting.trees import read_widths, wide_tree
+from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
@@ -42,26 +42,24 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     """Draft with one layer on the target's features, which continues with its own states.
 
     modules       folder of a trained layer, or folder or hub id of a published one
-    version       1; 2 (the layer of 1); 3; or 3.1 (more norms)
+    version       1 (EAGLE and EAGLE-2, chosen by `tree`), 3, or 3.1 (more norms)
     tree          dynamic (EAGLE-2: the likeliest nodes of all that were scored), chain, or widths such as 4x2x1
     draft_tokens  tokens of a chain, and depth of a dynamic tree
     width         nodes that continue at each depth of a dynamic tree, and children of each; 10 in the authors' code
     nodes         rows of a dynamic tree; 59 in the authors' code, for GPUs; few here, because rows cost time on a CPU
     confidence    a dynamic tree leaves out nodes with a lower joint probability; 0, as in the papers, none
-    head          own (an LM head for the draft vocabulary, trained too) or target; always target for versions 1 and 2
     passes        in training, tokens ahead that the layer learns to draft; 7 in EAGLE-3
-    objective     in training, of versions 1 and 2: eagle (one pass) or hass
-    draft_vocabulary  tokens that are scored: stored (those kept with the modules, if any), or whole with head=target
+    objective     in training, of version 1: eagle (one pass) or hass
+    draft_vocabulary  tokens that are scored: stored (those kept with the modules, if any), or whole with version=1
     """
 
     modules: str = ""
-    version: Literal["1", "2", "3", "3.1"] = "3"
+    version: Literal["1", "3", "3.1"] = "3"
     tree: str = "dynamic"
     draft_tokens: int = 4
     width: int = 4
     nodes: int = 8
     confidence: float = 0.1
-    head: Literal["own", "target"] = "own"
     passes: int = 3
     objective: Literal["eagle", "hass"] = "eagle"
     draft_vocabulary: Literal["stored", "whole"] = "stored"
@@ -70,14 +68,27 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     _unread: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_options(self, 1, "draft_tokens", "width", "nodes", "passes")
+        check_options(self, 1, "draft_tokens", most=_MOST_DEPTH)
+        check_options(self, 1, "width", "nodes", most=MOST_NODES)
+        check_options(self, 1, "passes")
         check_options(self, 0, "confidence", most=1)
         tree_widths(self.tree, 1)
+        if self.tree != "dynamic":
+            self._only_default("of tree=dynamic", "width", "nodes", "confidence")
+            if self.tree != "chain":
+                self._only_default("of tree=dynamic and tree=chain", "draft_tokens")
         if self._fused:
-            if self.objective == "hass":
-                raise ValueError("objective is hass; it is an option of version=1")
-            if self.draft_vocabulary == "whole" and self.head == "own":
-                raise ValueError("draft_vocabulary is whole; it is an option of head=target")
+            self._only_default("of version=1", "objective", "draft_vocabulary")
+        elif self.objective == "eagle":
+            self._only_default("of version=3 and of objective=hass", "passes")
+
+    def _changed(self, *names: str) -> Iterator[str]:
+        """Those of these options that do not have their default."""
+        return (f"{name}={value}" for name in names if (value := getattr(self, name)) != getattr(type(self), name))
+
+    def _only_default(self, where: str, *names: str) -> None:
+        for option in self._changed(*names):
+            raise ValueError(f"{option} has no effect here; it is an option {where}")
 
     @property
     def _fused(self) -> bool:
@@ -90,9 +101,8 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     def build(self, info: TargetInfo, lm_head: Tensor) -> EagleModule:
         taps = len(self._taps(info.layers)) if self._fused else 0
         head = self.vocabulary.of(lm_head.mT).mT
-        own = len(head) if self._fused and self.head == "own" else 0
         with torch.device(lm_head.device):
-            module = EagleModule(Sizes.of(info, taps, own, self.version == "3.1"))
+            module = EagleModule(Sizes.of(info, taps, len(head) if taps else 0, self.version == "3.1"))
         module.start_from(head)
         return module
 
@@ -105,17 +115,24 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         made = str(trained.get("version"))
-        if made.replace("2", "1") != self.version.replace("2", "1"):
+        if made != self.version:
             message = f"{folder}: trained with version={made}, not {self.version}; give version={made}"
             raise UserError("trained_with_other_option", message)
+        if read_published(folder) is not None:
+            for option in self._changed("passes", "objective", "draft_vocabulary"):
+                message = f"{folder}: {option} has no effect on a published layer; leave it out"
+                raise UserError("options_of_training", message)
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
         published = read_published(folder)
         return None if published is None else {"version": published.version}
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        published = read_published(self.modules)
-        return None if published is None else published.unsupported(target)
+        if (published := read_published(self.modules)) is None:
+            return None
+        if (problem := published.unsupported(target)) is None:
+            published.read(target.layers)  # refuses weights that do not fit before the target's are read
+        return problem
 
     def prepare(self, target: Target) -> None:
         trained_options(self, "eagle", self.modules)

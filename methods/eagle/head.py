@@ -6,8 +6,9 @@ drafted tokens read the state of the row before them in place of a feature.
 Version 1 (Li et al. 2024, arXiv 2401.15077): f is the last state after the final norm; a product of [embedding; f] is
 the residual of a Llama layer without input norm; the target's LM head reads its state.
 Version 3 (Li et al. 2025, arXiv 2503.01840): f is a product of the states after layers 2, half and last but three; the
-attention reads [norm(embedding); norm(f)]; own norm and LM head. Version 3.1 (SpecForge, speculators): each of these
-states has a norm, and rows read the state before them after its norm.
+attention reads [norm(embedding); norm(f)]; own norm and LM head. Version 3.1 (speculators with fc_norm and
+norm_output): each of these states has a norm, and rows read the state before them after its norm. SpecForge's fc_norm
+adds the norms alone, which is version 3 here.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Traits:
     feeds_normed     rows read the state before them after its norm (3.1)
     norms_residual   the residual, too, is the normed feature (an option of speculators)
     bare_head        the LM head reads states without a norm (an option of SpecForge)
-    embedding        [vocabulary, width] of its own, where that is not the target's
+    embedding        [vocabulary, width] of its own, where the folder has one
     """
 
     layer: LayerConfig

@@ -1,6 +1,6 @@
 """EAGLE's layers in the three formats in which they are published, by folder or hub id.
 
-eagle        SafeAILab's of versions 1 and 2 (yuhuili/EAGLE-*): a plain Llama configuration
+eagle        SafeAILab's of EAGLE and EAGLE-2, version 1 (yuhuili/EAGLE-*): a plain Llama configuration
 eagle3       SafeAILab's and SpecForge's of version 3 (yuhuili/EAGLE3-*, lmsys/SGLang-EAGLE3-*): draft_vocab_size
 speculators  RedHatAI/*-speculator.eagle3: speculators_model_type, and the layer's configuration inside
 
@@ -12,8 +12,10 @@ aux layer ids      at the top, layers that have run; inside eagle_config (SpecFo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,29 +24,49 @@ from torch import Tensor
 
 from benchctl.decoding.model.families import ACTIVATIONS
 from benchctl.decoding.model.target import Target, TargetInfo, llama_rotary
-from benchctl.decoding.modules.others import CONFIG, read_config, read_weights, weights_file
+from benchctl.decoding.modules.others import (
+    CONFIG,
+    EAGLE_WEIGHTS,
+    modules_folder,
+    read_config,
+    read_weights,
+    weights_file,
+)
 from benchctl.decoding.modules.trainable import FACTS
 from benchctl.errors import UserError
 
 from .head import EagleModule, LayerConfig, Sizes, Traits, default_taps
 
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-_MIDLAYER, _QUERY = "midlayer.", "midlayer.self_attn.q_proj.weight"
+_COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A folder's config.json: ``top`` as a whole, ``layer`` the part about the layer; and where its weights are."""
+    """A folder's config.json: ``top`` as a whole, ``layer`` the part about the layer."""
 
-    file: Path
+    place: str
     kind: str
     top: Mapping[str, Any]
     layer: Mapping[str, Any]
 
+    @cached_property
+    def file(self) -> Path:
+        """Of its weights; downloaded where ``place`` is a hub id. Raises UserError where there is none."""
+        if (file := weights_file(self.place, EAGLE_WEIGHTS)) is None:
+            message = f"{self.place}: lacks {' or '.join(EAGLE_WEIGHTS)}, or the hub cannot be reached"
+            raise UserError("not_an_eagle_layer", f"{message}; name a folder of a whole layer of EAGLE's")
+        return file
+
     @property
     def version(self) -> str:
-        return "1" if self.kind == "eagle" else "3"
+        if self.kind == "eagle":
+            return "1"
+        return "3.1" if self._feeds_normed and self.top.get("fc_norm", False) else "3"
+
+    @property
+    def _feeds_normed(self) -> bool:
+        return self.kind == "speculators" and bool(self.top.get("norm_output", False))
 
     @property
     def width(self) -> int:
@@ -66,7 +88,7 @@ class Published:
 
     def unsupported(self, target: TargetInfo) -> str | None:
         """Why it does not fit a target with these facts, or None."""
-        folder, taps = self.file.parent, self.taps(target.layers)
+        folder, taps = self.place, self.taps(target.layers)
         if self.top.get("target_hidden_size") not in (None, self.width):
             return f"{folder} has another width than the target it was made for, which is not supported"
         if (self.width, self.vocabulary) != (target.hidden_size, target.vocabulary):
@@ -76,46 +98,58 @@ class Published:
             return f"{folder} reads states after layers {taps}, but the target has {target.layers}"
         return None
 
-    def load(self, target: Target) -> Loaded:
-        """Everything but the target's own, where and as the target is.
-
-        Raises UserError for another target, and for weights that are missing, unknown or of other shapes than
-        config.json says.
-        """
+    def load(self, target: Target) -> tuple[EagleModule, Traits, Tensor | None]:
+        """Module, traits and ids of `read`, where and as the target is. Raises UserError for another target too."""
         if problem := self.unsupported(target.info):
             raise UserError("modules_of_other_target", f"{problem}; name a layer that was made for it")
-        found = {_renamed(name): weight for name, weight in read_weights(self.file).items()}
+        module, embedding, ids = self.read(target.layers)
+        like = target.embedding.new_empty(0, dtype=target.dtype)
+        traits = Traits(
+            layer=self._layer_config(),
+            taps=self.taps(target.layers),
+            rotary=self._rotary(target.context_tokens, like),
+            feeds_normed=self._feeds_normed,
+            norms_residual=self.kind == "speculators" and bool(self.top.get("norm_before_residual", False)),
+            bare_head=self.kind == "eagle3" and not self.top.get("norm_output", True),
+            embedding=None if embedding is None else embedding.to(target.device, target.dtype),
+        )
+        return module.to(target.device, target.dtype).requires_grad_(False), traits, ids
+
+    def read(self, layers: int) -> Parts:
+        """Its weights, for a target of so many layers.
+
+        Raises UserError for weights that are missing, unknown or of other shapes than config.json says, and for an
+        activation or rotations that are not supported.
+        """
+        found = {re.sub(r"^layers\.0\.", "midlayer.", name): weight for name, weight in read_weights(self.file).items()}
         embedding = found.pop("embed_tokens.weight", None)
         to_target, to_draft = found.pop("d2t", None), found.pop("t2d", None)
         layer = self._layer_config()
-        if _QUERY not in found:
-            raise self._wrong("holds no layer of EAGLE's")
-        taps = self.taps(target.layers)
+        self._rotary(1, torch.empty(0))
+        if embedding is not None and list(embedding.shape) != [self.vocabulary, self.width]:
+            raise self._wrong(f"has an embedding of shape {list(embedding.shape)}")
         fused = self.kind != "eagle"
-        tokens = len(found["lm_head.weight"]) if fused and "lm_head.weight" in found else 0
+        tokens = int(self.top["draft_vocab_size"]) if fused else 0
         sizes = Sizes(
             width=self.width,
             query=layer.num_attention_heads * layer.head_dim,
             kv=layer.num_key_value_heads * layer.head_dim,
             mlp=int(self.layer["intermediate_size"]),
-            taps=len(taps) if fused else 0,
+            taps=len(self.taps(layers)) if fused else 0,
             tokens=tokens,
-            tap_norms="fc_norm.0.weight" in found,
-            input_norm="input_norm.weight" in found,
+            tap_norms=fused and bool(self.top.get("fc_norm", False)),
+            input_norm=fused and bool(self.top.get("norm_before_fc", False)),
             head_norm=layer.head_dim if "midlayer.self_attn.q_norm.weight" in found else 0,
-            biases=tuple(name.split(".")[-2] for name in found if name.endswith(".bias")),
+            biases=self._biases(found),
             eps=float(self.layer.get("rms_norm_eps", 1e-6)),
         )
         with torch.device("meta"):
             module = EagleModule(sizes)
-        self._check(found, module)
-        module.load_state_dict(
-            {name: weight.to(target.device, target.dtype) for name, weight in found.items()}, assign=True
-        )
-        ids = None
-        if fused:
-            ids = self._ids(tokens, to_target, to_draft)
-        return Loaded(module.requires_grad_(False), self._traits(layer, taps, target, embedding), ids)
+        try:
+            module.load_state_dict(found, assign=True)
+        except RuntimeError as error:  # names what is missing, unknown or of another shape
+            raise self._wrong(f"does not fit its {CONFIG} ({' '.join(str(error).split())})") from error
+        return Parts(module, embedding, self._ids(tokens, to_target, to_draft) if fused else None)
 
     def _layer_config(self) -> LayerConfig:
         config, act = self.layer, str(self.layer.get("hidden_act", "silu"))
@@ -130,23 +164,18 @@ class Published:
             hidden_act=act,
         )
 
-    def _check(self, found: Mapping[str, Tensor], module: EagleModule) -> None:
-        needed = {name: list(weight.shape) for name, weight in module.state_dict().items()}
-        if self.kind == "eagle" and self.top.get("bias", True) and "fc.bias" not in found:
-            needed["fc.bias"] = [self.width]
-        if missing := sorted(needed.keys() - found.keys()):
-            raise self._wrong(f"lacks {missing[0]}")
-        if unknown := sorted(found.keys() - needed.keys()):
-            raise self._wrong(f"holds {unknown[0]}, which is no weight of one layer of EAGLE's")
-        for name, shape in needed.items():
-            if list(found[name].shape) != shape:
-                text = f"{self.file}: {name} has shape {list(found[name].shape)}, not {shape} as {CONFIG} says"
-                raise UserError("shapes_do_not_fit", f"{text}; get it again")
+    def _biases(self, found: Iterable[str]) -> tuple[str, ...]:
+        if self.kind != "eagle":
+            return tuple(name.split(".")[-2] for name in found if name.endswith(".bias"))
+        attention = ("q_proj", "k_proj", "v_proj") if self.top.get("qkv_bias", False) else ()
+        return ("fc", *attention) if self.top.get("bias", True) else attention
 
     def _ids(self, tokens: int, to_target: Tensor | None, to_draft: Tensor | None) -> Tensor | None:
         """[tokens] the target's ids behind the logits; None for all. d2t holds differences, t2d marks the ids."""
         if tokens == self.vocabulary:
-            return None  # d2t, where there is one, is of zeros
+            if to_target is not None and bool(to_target.any()):
+                raise self._wrong("scores all tokens, but has a d2t that is not zero")
+            return None
         if to_target is None:
             raise self._wrong(f"scores {tokens} of {self.vocabulary} tokens, but lacks d2t, which says which")
         ids = torch.arange(len(to_target)) + to_target.long()
@@ -160,63 +189,43 @@ class Published:
             raise self._wrong(f"has a d2t of {len(ids)} entries that does not say which {tokens} tokens it scores")
         return ids
 
-    def _traits(self, layer: LayerConfig, taps: tuple[int, ...], target: Target, embedding: Tensor | None) -> Traits:
-        like = target.embedding.new_empty(0, dtype=target.dtype)
-        settings = {name: self.layer[name] for name in _ROTARY if self.layer.get(name) is not None}
+    def _rotary(self, positions: int, like: Tensor) -> Tensor:
+        layer, settings = self._layer_config(), {name: self.layer[name] for name in _ROTARY if self.layer.get(name)}
         heads = {"hidden_size": self.width, "num_attention_heads": layer.num_attention_heads}
-        speculators, forge = self.kind == "speculators", self.kind == "eagle3"
-        return Traits(
-            layer=layer,
-            taps=taps,
-            rotary=llama_rotary({**settings, **heads, "head_dim": layer.head_dim}, target.context_tokens, like),
-            feeds_normed=speculators and bool(self.top.get("norm_output", False)),
-            norms_residual=speculators and bool(self.top.get("norm_before_residual", False)),
-            bare_head=forge and not self.top.get("norm_output", True),
-            embedding=_own_embedding(embedding, target),
-        )
+        return llama_rotary({**settings, **heads, "head_dim": layer.head_dim}, positions, like)
 
     def _wrong(self, what: str) -> UserError:
         return UserError("not_an_eagle_layer", f"{self.file}: {what}; name a folder of a whole layer of EAGLE's")
 
 
-class Loaded(NamedTuple):
-    """A drafter's parts; ``ids`` [k] the target's ids behind its logits, None for all."""
+class Parts(NamedTuple):
+    """``embedding`` [vocabulary, width], where it has one; ``ids`` [k] the target's behind its logits, None for all."""
 
     module: EagleModule
-    traits: Traits
+    embedding: Tensor | None
     ids: Tensor | None
 
 
+@cache
 def read_published(place: str) -> Published | None:
-    """What a folder or hub id holds, by its config.json; None for a folder that holds none, or modules of benchctl.
+    """What a folder or hub id holds, by its config.json alone; None for a folder without one, or of benchctl's modules.
 
     Raises UserError where config.json cannot be read or lacks what every layer has.
     """
-    if not place or (Path(place) / FACTS).is_file() or (file := weights_file(place, _WEIGHTS)) is None:
+    if not place or (Path(place) / FACTS).is_file() or not (file := modules_folder(place) / CONFIG).is_file():
         return None
-    top = read_config(file.parent / CONFIG, "a layer of EAGLE's")
+    top = read_config(file, "a layer of EAGLE's")
     layer, kind = top, "eagle3" if "draft_vocab_size" in top else "eagle"
     if "speculators_model_type" in top:
         kind, layer = "speculators", top.get("transformer_layer_config") or {}
         if top["speculators_model_type"] != "eagle3":
-            message = f"{file.parent}: holds a {top['speculators_model_type']} of speculators, not an eagle3"
+            message = f"{place}: holds a {top['speculators_model_type']} of speculators, not an eagle3"
             raise UserError("not_an_eagle_layer", f"{message}; name a folder of an eagle3")
-    for name in ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size"):
-        if not isinstance(layer.get(name), int):
-            message = f"{file.parent / CONFIG}: {name} is {layer.get(name)!r}; get the folder again"
+    counts = {name: layer.get(name) for name in _COUNTS}
+    if kind != "eagle":
+        counts["draft_vocab_size"] = top.get("draft_vocab_size")
+    for name, count in counts.items():
+        if not isinstance(count, int):
+            message = f"{file}: {name} is {count!r}; get the folder again"
             raise UserError("file_not_readable", message)
-    return Published(file, kind, top, layer)
-
-
-def _renamed(name: str) -> str:
-    return name.replace("layers.0.", _MIDLAYER, 1) if name.startswith("layers.0.") else name
-
-
-def _own_embedding(embedding: Tensor | None, target: Target) -> Tensor | None:
-    """None where it is the target's, up to rounding, which most folders hold once more."""
-    if embedding is None:
-        return None
-    theirs = target.embedding.float()
-    if embedding.shape == theirs.shape and torch.allclose(embedding.to(theirs), theirs, rtol=0.01, atol=1e-4):
-        return None
-    return embedding.to(target.device, target.dtype)
+    return Published(place, kind, top, layer)

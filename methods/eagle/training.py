@@ -55,7 +55,7 @@ class Unrolled:
 
     def _through(self, number: int, hidden: Tensor) -> Tensor:
         module, layer = self._module, self._module.midlayer
-        embedded = self._batch.states[0].float().roll(-1 - number, 1)  # what comes round has no weight
+        embedded = self._batch.states[0].float().roll(-1 - number, 1)  # rows that wrap around have weight 0
         if module.taps:
             attended = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), -1)
         else:
@@ -67,9 +67,9 @@ class Unrolled:
         return module.norm(state) if module.norm is not None and module.tap_norms else state
 
     def _mix(self, number: int, attended: Tensor) -> Tensor:
-        """What the attention of a pass takes from the values that its rows see."""
+        """Attention output of one pass."""
         weights, head_dim = self._module.midlayer.self_attn, 2 * self._rotary.shape[-1]
-        # Rotations of a position and of `number` more; those of position 0 only scale, where a family does that.
+        # Rotation by `number` positions; dividing by position 0's removes a family's scale factor.
         further = self._batch.rotary(torch.tensor([0, number], device=attended.device))
         turn = self._rotary * (further[1] / further[0])
         queries, keys = (
@@ -128,8 +128,8 @@ def _passes(
 class _HeadLoss(torch.autograd.Function):
     """Weighted sum of the losses of eagle_loss through an LM head, which may be trained too.
 
-    As in exits.py, the gradients are made on the way, a few rows at once: logits of all rows and passes would take most
-    of the time and memory.
+    As in exits.py, the gradients are computed in the forward pass, a few rows at once: logits of all rows and passes
+    would take most of the time and memory.
     """
 
     @staticmethod

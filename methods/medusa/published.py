@@ -16,10 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.others import CONFIG, read_config, read_weights, weights_file
+from benchctl.decoding.modules.others import CONFIG, MEDUSA_WEIGHTS, read_config, read_weights, weights_file
 from benchctl.errors import UserError
-
-_WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")  # the first that is there is read
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def read_published(folder: str) -> Published | None:
     Raises UserError where it cannot be read, lacks weights, or holds others than config.json names. More heads than it
     names are read: config.json of the heads for Vicuna-7B names two, and there are five.
     """
-    if (file := weights_file(folder, _WEIGHTS)) is None:
+    if (file := weights_file(folder, MEDUSA_WEIGHTS)) is None:
         return None
     config, weights = _config(file.parent / CONFIG), read_weights(file)
     heads, blocks = len({name.partition(".")[0] for name in weights}), config["medusa_num_layers"]

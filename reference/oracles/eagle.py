@@ -2,16 +2,18 @@
 
     python -m reference.oracles.eagle EAGLE FOLDER
 
-EAGLE is a clone of SafeAILab/EAGLE (cb7e084). FOLDER has speculators 0.9.0 in it: pip install --no-deps --target FOLDER
-speculators==0.9.0, and what it imports that is missing. The counts are written to results/reference/oracles-eagle.json.
+EAGLE is a clone of SafeAILab/EAGLE (cb7e084 was used). FOLDER has speculators 0.9.0 in it: pip install --no-deps
+--target FOLDER speculators==0.9.0, and what it imports that is missing. The counts are written to
+results/reference/oracles-eagle.json with hashes of the authors' files; the exit code is 1 where anything was unequal.
 
-Trees of cnets.py (version 3) and cnets1.py (versions 1 and 2) must be equal at every step of a text, with their cache
+Trees of cnets.py (version 3) and cnets1.py (version 1) must be equal at every step of a text, with their cache
 carried along. Logits of speculators must be equal for each pass of its training-time test, and its loss too, for every
 flag of its configuration.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import sys
@@ -67,6 +69,11 @@ class Models:
             final: Tensor = self.naive.model.model.norm(states[-1])
             return final
         return torch.cat([states[tap] for tap in TAPS], -1)
+
+
+def count(counts: Counter[str], kind: str, equal: bool) -> None:
+    counts[kind] += 1
+    counts["unequal"] += not equal
 
 
 def paths_of(tokens: tuple[int, ...], parents: tuple[int, ...]) -> Paths:
@@ -148,8 +155,7 @@ def compare_trees(repository: Path, seed: int) -> Counter[str]:
 
         tree = grow_likeliest(expand, width, depth + 1, nodes, method.vocabulary)
         equal = paths_of(tree.tokens, tree.parents) == their_paths(answer)
-        counts[f"trees of version {kind}"] += 1
-        counts[f"trees of version {kind} equal"] += equal
+        count(counts, f"trees of version {kind}", equal)
         text += [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 4))]
     return counts
 
@@ -242,23 +248,20 @@ def compare_passes(seed: int, flags: dict[str, bool]) -> Counter[str]:
     counts = Counter[str]()
     if kinds["input_norm"] or "norm_before_residual" in flags or flags == {"fc_norm": True}:
         ours = decoded(models, module, flags, text)
-        counts["logits of flags that are only read"] += 1
-        counts["logits of flags that are only read, equal"] += bool((ours - logits[0]).abs().max() < 1e-4)
+        count(counts, "logits of flags that are only read", bool((ours - logits[0]).abs().max() < 1e-4))
         return counts
     with torch.no_grad():
         for number, states in enumerate(Unrolled(module, batch, TAPS).passes(3)):
             read = states if module.tap_norms or module.norm is None else module.norm(states)
             assert module.lm_head is not None
             apart = (module.lm_head(read)[0, : n - 1 - number] - logits[number][: n - 1 - number]).abs().max()
-            counts["passes"] += 1
-            counts["passes with equal logits"] += bool(apart < 1e-4)
+            count(counts, "logits of passes", bool(apart < 1e-4))
     # Theirs is a mean over the rows of each pass, ours a sum.
     sums = [eagle_loss(module, batch, TAPS, passes) for passes in (1, 2, 3)]
     ours_by_pass = [sums[0], sums[1] - sums[0], sums[2] - sums[1]]
     total = sum(part / (n - 2 - number) for number, part in enumerate(ours_by_pass))
-    counts["losses"] += 1
-    counts["losses equal"] += bool(abs(float(total) - float(loss)) < 1e-4 * float(loss))
-    counts["gradients equal"] += same_gradients(module, theirs, total, loss)
+    count(counts, "losses", bool(abs(float(total) - float(loss)) < 1e-4 * float(loss)))
+    count(counts, "gradients", same_gradients(module, theirs, total, loss))
     return counts
 
 
@@ -298,9 +301,12 @@ def main(repository: str, packages: str) -> None:
         for flags in FLAGS:
             counts += compare_passes(seed, flags)
     versions = {name: version(name) for name in ("speculators", "transformers", "torch")}
-    told = {"commits": {"SafeAILab/EAGLE": "cb7e084"}, "versions": versions, "counts": dict(sorted(counts.items()))}
+    files = [Path(repository) / "eagle/model" / name for name in ("cnets.py", "cnets1.py")]
+    sha256 = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    told = {"sha256": sha256, "versions": versions, "counts": {"unequal": 0, **dict(sorted(counts.items()))}}
     OUT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     print(OUT.read_text(encoding="utf-8"))
+    sys.exit(counts["unequal"] > 0)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from benchctl.decoding.modules.trainable import check_sizes, save_modules, train
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.head import Drafter, EagleModule, default_taps
 from benchctl.methods.eagle.training import Unrolled
+from benchctl.registry import build
 
 TAPS = (1, 2, 3)
 VERSIONS = ("1", "3", "3.1")
@@ -39,8 +40,8 @@ TREES: dict[str, Any] = {
 
 @cache
 @torch.inference_mode(False)
-def module_of(version: str, family: str, seed: int, head: str = "own") -> EagleModule:
-    method = Eagle(version=version, head=head)
+def module_of(version: Any, family: str, seed: int) -> EagleModule:
+    method = Eagle(version=version)
     module: EagleModule = untrained(method, pair(family, seed).target)
     return module
 
@@ -92,24 +93,17 @@ def test_steps_equal_a_replay_without_a_cache(family: str, seed: int, version: A
     assert accepted > 0 or family != "llama"
 
 
-@pytest.mark.parametrize(("version", "head"), [("1", "own"), ("3", "own"), ("3", "target")])
+@pytest.mark.parametrize("version", ["1", "3"])
 @torch.inference_mode()
-def test_over_a_draft_vocabulary_too(version: Any, head: Any, tmp_path: Path) -> None:
-    models, method = pair("llama"), Eagle(version=version, head=head, width=3)
+def test_over_a_draft_vocabulary_too(version: Any, tmp_path: Path) -> None:
+    models, method = pair("llama"), Eagle(version=version, width=3)
     method.vocabulary = DraftVocabulary(IDS)
     module: EagleModule = untrained(method, models.target)
-    assert (module.lm_head is None) == (version == "1" or head == "target")
+    assert (module.lm_head is None) == (version == "1")
     assert module.lm_head is None or module.lm_head.weight.shape[0] == len(IDS)
     method = with_modules(method, module, models, tmp_path)
     write_draft_vocabulary(tmp_path, IDS)
     assert check_steps(method, naive_of(method, module, models, IDS), models, "llama", 0) > 0
-
-
-@torch.inference_mode()
-def test_version_2_is_the_layer_of_version_1(tmp_path: Path) -> None:
-    models, module = pair("llama"), module_of("1", "llama", 0)
-    method = with_modules(Eagle(version="1", width=3), module, models, tmp_path)
-    assert check_steps(replace(method, version="2"), naive_of(method, module, models), models, "llama", 0) > 0
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -211,23 +205,20 @@ def test_the_loss_is_the_weighted_sum_over_passes(objective: str) -> None:
 
 @torch.inference_mode(False)
 def test_over_a_draft_vocabulary_the_loss_counts_by_the_mass_inside() -> None:
-    """Own rows of these tokens as head, or the target's: the same loss."""
-    models = pair("llama")
+    models, method = pair("llama"), Eagle(passes=2)
     batch = batch_of(models.naive, [prompt_of(12)])
     weight = models.naive.model.lm_head.weight
     batch = replace(batch, draft_ids=IDS, draft_rows=lambda normed: normed.double() @ weight[IDS].T)
     said = models.naive.logits(models.naive.states(prompt_of(12))[-1]).log_softmax(-1)[:, IDS]
-    for head in ("own", "target"):
-        method = Eagle(head=head, passes=2)
-        method.vocabulary = DraftVocabulary(IDS)
-        module: EagleModule = untrained(method, models.target)
-        naive, text, total = naive_of(method, module, models, IDS), tuple(prompt_of(12)), 0.0
-        for number in range(2):
-            for at in range(10 - number):
-                wanted, mass = said[at + 1 + number], said[at + 1 + number].exp().sum()
-                log_probs = naive.logits(text[: at + 2], text[at + 2 : at + 2 + number]).log_softmax(-1)
-                total += 0.8**number * float(divergence(wanted, log_probs) - mass * mass.log())
-        assert float(method.loss(module, batch).detach()) == pytest.approx(total, rel=1e-4)
+    method.vocabulary = DraftVocabulary(IDS)
+    module: EagleModule = untrained(method, models.target)
+    naive, text, total = naive_of(method, module, models, IDS), tuple(prompt_of(12)), 0.0
+    for number in range(2):
+        for at in range(10 - number):
+            wanted, mass = said[at + 1 + number], said[at + 1 + number].exp().sum()
+            log_probs = naive.logits(text[: at + 2], text[at + 2 : at + 2 + number]).log_softmax(-1)
+            total += 0.8**number * float(divergence(wanted, log_probs) - mass * mass.log())
+    assert float(method.loss(module, batch).detach()) == pytest.approx(total, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -282,6 +273,15 @@ def test_taps_follow_from_the_depth(layers: int, taps: tuple[int, ...]) -> None:
         {"tree": "sparse"},
         {"objective": "hass"},
         {"draft_vocabulary": "whole"},
+        {"tree": "chain", "nodes": 3},
+        {"tree": "chain", "width": 3},
+        {"tree": "chain", "confidence": 0.5},
+        {"tree": "4x2", "draft_tokens": 5},
+        {"tree": "4x2", "nodes": 3},
+        {"version": "1", "passes": 5},
+        {"nodes": 1_000_000},
+        {"width": 1_000_000},
+        {"draft_tokens": 1_000_000},
     ],
 )
 def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
@@ -298,6 +298,12 @@ def test_modules_of_another_version_or_target_are_refused_before_weights_are_rea
     check_sizes(method, models.target.info)
     with refused("modules_of_other_target", str(tmp_path)):
         check_sizes(method, other)
+
+
+def test_version_2_is_not_an_option() -> None:
+    """Its layer is that of version 1."""
+    with refused("bad_option_value", "version"):
+        build("eagle[version=2]")
 
 
 @torch.inference_mode()

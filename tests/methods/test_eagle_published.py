@@ -22,7 +22,8 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.drafting.grow import Frontier
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.modules.trainable import modules_sha256, save_modules
+from benchctl.decoding.modules import others
+from benchctl.decoding.modules.trainable import modules_sha256, save_modules, trained_options
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.published import read_published
 
@@ -176,7 +177,9 @@ def test_a_published_layer_takes_the_steps_of_a_plain_reimplementation(name: str
     if "eagle" in name.split(",")[0].split("3")[0] and differs.get("taps") == ():
         named = speculators_names(weights)  # layers.0 too
     folder = folder_of(tmp_path, named, config, "pytorch_model.bin" if ".bin" in extras else "model.safetensors")
-    method = Eagle(modules=folder, version="1" if differs.get("taps") == () else "3", width=3, nodes=7, confidence=0.0)
+    version: Any = "1" if differs.get("taps") == () else "3.1" if "feeds_normed" in differs else "3"
+    method = Eagle(modules=folder, version=version, width=3, nodes=7, confidence=0.0)
+    assert method.published(folder) == {"version": version}
     assert method.unsupported(models.target.info) is None
     method.prepare(models.target)
     rope = {"head_dim": head_dim, **differs.pop("rope", {})} if "rope" in differs else {"head_dim": head_dim}
@@ -210,21 +213,19 @@ def test_our_modules_under_published_names_are_the_same_drafter(tmp_path: Path) 
 
 
 @torch.inference_mode()
-def test_an_embedding_is_used_where_it_is_not_the_target_s(tmp_path: Path) -> None:
-    """Most folders hold the target's, rounded; some were trained."""
-    models, weights = pair("llama"), random_weights(True)
-    theirs = models.target.embedding.float()
-    for name, embedding, own in (("same", theirs.bfloat16().float(), False), ("other", theirs.flip(0), True)):
-        folder = folder_of(tmp_path / name, {**weights, "embed_tokens.weight": embedding.contiguous()}, eagle3())
-        published = read_published(folder)
-        assert published is not None
-        assert (published.load(models.target).traits.embedding is not None) == own
-        method = Eagle(modules=folder)
+def test_the_embedding_of_a_folder_is_used(tmp_path: Path) -> None:
+    """Most folders hold the target's once more; some were trained."""
+    models, weights, logits = pair("llama"), random_weights(True), list[Tensor]()
+    theirs, states = models.target.embedding.float(), models.naive.states(prompt_of(13))
+    for place, embedding in enumerate((None, theirs, theirs.flip(0))):
+        more = {} if embedding is None else {"embed_tokens.weight": embedding.contiguous()}
+        method = Eagle(modules=folder_of(tmp_path / str(place), {**weights, **more}, eagle3()))
         method.prepare(models.target)
-        assert (
-            list(decode(method, models.target, DecodeRequest(prompt_of(13), 20)).token_ids)
-            == answer("llama", 0, 13)[:20]
-        )
+        drafter = method._drafter
+        drafter.start(20)
+        drafter.read([states[tap][:12] for tap in drafter.taps], prompt_of(13)[1:])
+        logits.append(drafter(Frontier()))
+    assert (logits[0] - logits[1]).abs().max() < 1e-5 < 1e-3 < (logits[0] - logits[2]).abs().max()
 
 
 def without(*names: str) -> Callable[[Weights], Weights]:
@@ -241,11 +242,24 @@ REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str, str]
     "d2t of zeros": (changed("d2t", torch.zeros(len(IDS), dtype=torch.int64)), SUBSET, "not_an_eagle_layer", "d2t"),
     "d2t too long": (changed("d2t", torch.zeros(20, dtype=torch.int64)), SUBSET, "not_an_eagle_layer", "d2t"),
     "d2t beyond": (changed("d2t", IDS + VOCABULARY), SUBSET, "not_an_eagle_layer", "d2t"),
+    "d2t of a whole head": (changed("d2t", torch.arange(VOCABULARY).flip(0)), eagle3(), "not_an_eagle_layer", "d2t"),
+    "no norms of taps": (dict, {**SUBSET, "fc_norm": True}, "not_an_eagle_layer", "fc_norm"),
+    "norms of taps unsaid": (changed("fc_norm.0.weight", torch.ones(WIDTH)), SUBSET, "not_an_eagle_layer", "fc_norm"),
+    "no norm before fc": (
+        speculators_names,
+        speculators_config(draft_vocab_size=len(IDS), norm_before_fc=True),
+        "not_an_eagle_layer",
+        "input_norm",
+    ),
+    "fewer draft tokens": (dict, {**SUBSET, "draft_vocab_size": 7}, "not_an_eagle_layer", "lm_head"),
+    "draft tokens unsaid": (dict, {**SUBSET, "draft_vocab_size": None}, "file_not_readable", "draft_vocab_size"),
+    "no lm_head": (without("lm_head.weight"), SUBSET, "not_an_eagle_layer", "lm_head"),
     "no norm": (without("norm.weight"), SUBSET, "not_an_eagle_layer", "norm.weight"),
-    "no query": (without("midlayer.self_attn.q_proj.weight"), SUBSET, "not_an_eagle_layer", "no layer"),
+    "no query": (without("midlayer.self_attn.q_proj.weight"), SUBSET, "not_an_eagle_layer", "q_proj"),
     "two layers": (changed("layers.1.mlp.up_proj.weight", torch.ones(2, 2)), SUBSET, "not_an_eagle_layer", "layers.1"),
-    "wrong width of a part": (changed("norm.weight", torch.ones(7)), SUBSET, "shapes_do_not_fit", "[7]"),
-    "wrong head_dim": (dict, {**SUBSET, "head_dim": 4}, "shapes_do_not_fit", "q_proj"),
+    "wrong width of a part": (changed("norm.weight", torch.ones(7)), SUBSET, "not_an_eagle_layer", "[7]"),
+    "wrong embedding": (changed("embed_tokens.weight", torch.ones(3, 2)), SUBSET, "not_an_eagle_layer", "[3, 2]"),
+    "wrong head_dim": (dict, {**SUBSET, "head_dim": 4}, "not_an_eagle_layer", "q_proj"),
     "another width": (dict, {**SUBSET, "hidden_size": 64}, "modules_of_other_target", "64"),
     "another vocabulary": (dict, {**SUBSET, "vocab_size": 99}, "modules_of_other_target", "99"),
     "another target width": (dict, {**SUBSET, "target_hidden_size": 48}, "modules_of_other_target", "width"),
@@ -270,9 +284,15 @@ REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str, str]
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_folder_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
     change, config, error, fact = REFUSED[name]
-    folder = folder_of(tmp_path, change(random_weights(True, extras=("subset",))), config)
+    extras = () if config.get("draft_vocab_size") == VOCABULARY else ("subset",)
+    folder = folder_of(tmp_path, change(random_weights(True, extras=extras)), config)
     with refused(error, fact):
         Eagle(modules=folder).prepare(pair("llama").target)
+    if error == "modules_of_other_target":
+        assert fact in str(Eagle(modules=folder).unsupported(pair("llama").target.info))
+    else:
+        with refused(error, fact):  # before the target is loaded
+            Eagle(modules=folder).unsupported(pair("llama").target.info)
 
 
 def test_a_missing_bias_is_noticed_unless_the_configuration_says_so(tmp_path: Path) -> None:
@@ -289,12 +309,67 @@ def test_of_another_target_or_version_before_weights_are_read(tmp_path: Path) ->
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     info = replace(pair("llama").target.info, hidden_size=48)
     method = Eagle(modules=folder)
-    assert method.unsupported(pair("llama").target.info) is None
     assert str(method.unsupported(info)).count("48") == 1
     with refused("trained_with_other_option", "version=3"):
         Eagle(modules=folder, version="1").prepare(pair("llama").target)
     with refused("file_not_readable", "model.safetensors"):
+        method.unsupported(pair("llama").target.info)
+    with refused("file_not_readable", "model.safetensors"):
         method.prepare(pair("llama").target)
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        ("3", {"passes": 5}),
+        ("1", {"draft_vocabulary": "whole"}),
+        ("1", {"objective": "hass"}),
+    ],
+)
+def test_options_of_training_are_refused_with_a_published_layer(
+    version: Any, options: dict[str, Any], tmp_path: Path
+) -> None:
+    fused = version == "3"
+    weights = random_weights(fused)
+    folder = folder_of(tmp_path, weights if fused else speculators_names(weights), eagle3() if fused else LLAMA)
+    with refused("options_of_training", next(reversed(options))):
+        trained_options(Eagle(modules=folder, version=version, **options), "eagle", folder)
+    trained_options(Eagle(modules=folder, version=version), "eagle", folder)
+
+
+def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(tmp_path, random_weights(True), eagle3())
+    asked, info = list[str](), pair("llama").target.info
+
+    def download(place: str, name: str) -> Path:
+        asked.append(name)
+        return tmp_path / name
+
+    monkeypatch.setattr(others, "downloaded_file", download)
+    method = Eagle(modules="someone/a-layer")
+    assert method.published(method.modules) == {"version": "3"}
+    assert method.unsupported(replace(info, hidden_size=48)) is not None
+    assert asked == ["config.json"]
+    method.prepare(pair("llama").target)
+    assert asked.count("config.json") <= 2 and asked[-1] == "model.safetensors"
+
+
+def test_the_hash_is_of_the_weights_that_are_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, random_weights(True), eagle3())
+    before = modules_sha256(folder)
+    (tmp_path / "optimizer.pt").write_bytes(b"more")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not read where there is the other")
+    assert modules_sha256(folder) == before
+    save_file({"changed": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert modules_sha256(folder) != before
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").unlink()
+    with refused("no_modules_folder", "model.safetensors"):
+        modules_sha256(folder)
+    with refused("not_an_eagle_layer", "model.safetensors"):
+        Eagle(modules=folder).prepare(pair("llama").target)
 
 
 def test_a_folder_without_such_a_layer_is_none(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from benchctl.decoding.model.tokenizer import downloaded_file
 from benchctl.errors import UserError
 
 CONFIG = "config.json"
+# Of each kind, the first that a folder holds is read.
+MEDUSA_WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+EAGLE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def modules_folder(place: str) -> Path:

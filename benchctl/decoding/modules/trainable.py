@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DRAFT_VOCABULARY, Target, TargetInfo
-from benchctl.decoding.modules.others import CONFIG, modules_folder
+from benchctl.decoding.modules.others import CONFIG, EAGLE_WEIGHTS, MEDUSA_WEIGHTS, modules_folder, weights_file
 from benchctl.errors import UserError
 
 Part = TypeVar("Part", bound=nn.Module)
@@ -354,12 +354,17 @@ def shares(yardsticks: Mapping[str, Any]) -> dict[str, float]:
 
 
 def modules_sha256(folder: str) -> str:
-    """Hash of weights, facts, which may shape drafts too, and draft vocabulary; of published modules, of all files."""
+    """Hash of weights, facts, which may shape drafts too, and draft vocabulary.
+
+    Of published modules, of the weights that are read and config.json. Raises UserError for a folder of neither.
+    """
     digest, path = hashlib.sha256(), modules_folder(folder)
     files = [path / WEIGHTS, path / FACTS, *path.glob(DRAFT_VOCABULARY)]
     if not files[1].is_file():
-        weights = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".pt", ".bin"))
-        files = [*weights, path / CONFIG]
+        if (weights := weights_file(folder, (*MEDUSA_WEIGHTS, *EAGLE_WEIGHTS))) is None:
+            message = f"{folder}: holds none of {', '.join((WEIGHTS, *MEDUSA_WEIGHTS, *EAGLE_WEIGHTS))}"
+            raise UserError("no_modules_folder", f"{message}; name the folder of a method's modules")
+        files = [weights, path / CONFIG]
     for file in files:
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
