@@ -95,14 +95,15 @@ class DraftTree(DraftModelMethod):
         return self.vocabulary.spread(probs, context.target.vocabulary)
 
     def observe(self, context: Context, outcome: Outcome) -> None:
-        """The draft model keeps the accepted rows that it has run."""
+        """The draft model keeps the accepted rows that it has run; none where it has not drafted, see `Combine`."""
+        if not self._stream.rows:
+            return
         kept, place = list[int](), 0
         for token in outcome.tokens[:-1]:
             if not (place := self._places.get((place, token), 0)):
                 break
             kept.append(place - 1)
-        if self._stream.rows:
-            self._stream.keep(kept)
+        self._stream.keep(kept)
 
 
 def _wide(draft_logits: Tensor) -> Tensor:

@@ -65,6 +65,21 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
         assert rounds_of(got) == replay_tree(prompt, text, len(text), branches)
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        "combine[first=prompt_lookup,then=draft_tree]",
+        "combine[first=two_model,then=draft_tree]",
+        "combine[first=draft_tree,then=prompt_lookup,when=union]",
+    ],
+)
+def test_answers_of_combinations_equal_autoregressive_decoding(label: str) -> None:
+    """The text repeats itself, so that the first part has accepted tokens before the second one drafts."""
+    models, prompt = pair("llama"), [5, 6, 7, 8] * 5
+    expected = run("autoregressive", models.target, prompt, NEW_TOKENS).token_ids
+    assert run(label, models.target, prompt, NEW_TOKENS, draft=models.draft).token_ids == expected
+
+
 def test_a_union_has_each_path_once_and_those_of_the_first_draft_first() -> None:
     one = Draft((5, 6, 7), (ROOT, 0, ROOT))
     other = Draft((7, 8, 5, 6, 9), (ROOT, 0, ROOT, 2, 3))
