@@ -62,8 +62,14 @@ class Combine(Speculative, CarriesOver, Combines):
                 raise ValueError(f"{label} does not draft and verify; give a method that does, such as suffix")
             if part.exactness == "lossy":
                 raise ValueError(f"{label} is lossy: it would verify drafts by a rule of its own; give an exact method")
-            if isinstance(part, AdaptiveDepth) or not part.can_combine:
-                raise ValueError(f"{label} runs rows of its own in the target; give a drafter that does not")
+            if isinstance(part, Combines):
+                raise ValueError(f"{label} is a combination itself; give two methods that are not")
+            own_step = type(part).step is not Speculative.step
+            if isinstance(part, AdaptiveDepth) or own_step or not part.can_combine:
+                raise ValueError(
+                    f"{label} runs rows of its own in the target, learns from its own drafts alone, or verifies by a "
+                    "rule of its own; give a drafter that does not"
+                )
             self.parts += (part,)
 
     @property

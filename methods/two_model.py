@@ -46,6 +46,11 @@ class TwoModel(DraftModelMethod):
         check_options(self, 0, "confidence", most=1)
         check_options(self, 0, "token_cost")
 
+    @property
+    def can_combine(self) -> bool:  # type: ignore[override]
+        """The bandit learns from its own drafts alone, and block verification is for them alone."""
+        return self.stop != "bandit" and self.accept == "token"
+
     def start(self, context: Context) -> int:
         self._stop = Stop(self.stop, self.confidence, self.draft_tokens, self.token_cost)
         return super().start(context)

@@ -249,7 +249,8 @@ class Speculative(Method):
     """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack."""
 
     drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
-    can_combine: ClassVar[bool] = True  # not where `draft` runs rows of the target, or `observe` needs its own drafts
+    # not where `draft` runs rows of the target, `observe` needs its own drafts, or `verify` has another rule
+    can_combine: ClassVar[bool] = True
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod
