@@ -251,6 +251,7 @@ class Speculative(Method):
     drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
     # not where `draft` runs rows of the target, `observe` needs its own drafts, or `verify` has another rule
     can_combine: ClassVar[bool] = True
+    reads_features: ClassVar[bool] = False  # `start` sets `taps` of the stream, before the prompt is run
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod

@@ -71,6 +71,9 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
         "combine[first=prompt_lookup,then=draft_tree]",
         "combine[first=two_model,then=draft_tree]",
         "combine[first=draft_tree,then=prompt_lookup,when=union]",
+        "combine[first=medusa,then=eagle]",
+        "combine[first=eagle,then=medusa,when=union]",
+        "combine[first=eagle,then=draft_tree,when=longer]",
     ],
 )
 def test_answers_of_combinations_equal_autoregressive_decoding(label: str) -> None:
@@ -171,6 +174,7 @@ MODEL_OF_THREE = "two_model[draft_tokens=3]"
         ("combine[then=two_model[stop=bandit]]", "bad_option_value"),
         ("combine[then=two_model[accept=block]]", "bad_option_value"),
         ("combine[then=combine]", "bad_option_value"),
+        ("combine[first=eagle,then=eagle[version=1]]", "bad_option_value"),
         ("combine[then=autoregressive]", "bad_option_value"),
         ("combine[then=suffix[depth=24]]", "bad_option_value"),
         ("combine[then=suffix[depth=1]]", "bad_option_value"),
