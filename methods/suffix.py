@@ -94,8 +94,11 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
         return max((self._best(store, context.tokens, budget) for store in stores), key=itemgetter(0))[1]
 
     def observe(self, context: Context, outcome: Outcome) -> None:
+        """The answer ends with its first stop token, also where later tokens were accepted."""
         if self.memory == "run":
-            self.store.append(outcome.tokens)
+            stops = context.target.stop_ids
+            end = next((place for place, token in enumerate(outcome.tokens, 1) if token in stops), None)
+            self.store.append(outcome.tokens[:end])
 
     def _best(self, store: Occurrences, text: list[int], budget: int) -> Scored:
         """The best draft from one store; of two with equal scores that of the longer match."""
