@@ -20,7 +20,7 @@ from typing import Literal
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.drafting.occurrences import Node, Occurrences
 from benchctl.decoding.drafting.texts import UsesTexts
-from benchctl.decoding.method import CarriesOver, Context, Outcome, Speculative, check_options
+from benchctl.decoding.method import CarriesOver, Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.target import Target
 
 Scored = tuple[float, Draft]
@@ -63,9 +63,8 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
         check_options(self, self.min_match + 1, "depth")
         check_options(self, 0, "factor")
         check_options(self, 0, "min_prob", most=1)
-        for name in ("factor", "offset", "min_prob", "tree") if self.rank == "longest" else ():
-            if getattr(self, name) != getattr(Suffix, name):
-                raise ValueError(f"{name} is for rank=score: with rank=longest a draft has no score; leave it out")
+        if self.rank == "longest":
+            refuse_options(self, "with rank=longest", "factor", "offset", "min_prob", "tree")
 
     def prepare(self, target: Target) -> None:
         self._fixed = self.new_store()

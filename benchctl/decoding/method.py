@@ -158,6 +158,13 @@ def check_options(method: object, least: float, *names: str, most: float = inf) 
             raise ValueError(f"{name} is {getattr(method, name)}; it must be {limits}")
 
 
+def refuse_options(method: object, reason: str, *names: str) -> None:
+    """Raises ValueError for an option, of these names, that is not its default: it would have no effect."""
+    for name in names:
+        if getattr(method, name) != getattr(type(method), name):
+            raise ValueError(f"{name} has no effect {reason}; leave it out")
+
+
 class UsesDraftModel(ABC):
     """Mix-in of a method that drafts with a second model: ``class Mine(Speculative, UsesDraftModel)``.
 
