@@ -39,7 +39,7 @@ class DraftTree(DraftModelMethod):
     width             for tree=likeliest, tokens scored behind a node, and nodes expanded per level
     confidence        for tree=likeliest and best_first: texts that the draft model finds less likely are left out
     replacement       when sampling, draw siblings of widths and tree=optimal independently, so that some are equal
-    ranks             for tree=optimal: how often the target says the draft model's first, second, ... choice
+    ranks             for tree=optimal: how often the draft model's first, second, ... choice is accepted
     draft_cost        for tree=optimal: time of a pass of the draft model in target passes
     row_cost          for tree=optimal: time of one more verified row in target passes
     """

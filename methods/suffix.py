@@ -140,7 +140,7 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
             total, parent, level = total + node.count, len(chosen) - 1, level + 1
 
     def _copied(self, store: Occurrences, matches: Sequence[Node], budget: int) -> Scored:
-        """What followed the first occurrence of the longest match; of a shorter one if too few tokens follow."""
+        """Copy the tokens after the first occurrence of the longest match. If too few follow, try a shorter match."""
         copied: list[int] = []
         for match in reversed(matches) if len(matches) >= self.min_match else ():
             # As in the authors' code, whose text lacks its last token, and whose drafts begin with that token.

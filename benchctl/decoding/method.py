@@ -135,7 +135,7 @@ class Method(ABC):
     def prefill(self, context: Context, run: Callable[[Stream], None] = Stream.advance) -> Tensor:
         """Run the prompt through all layers, or by ``run``, and commit it: its last token's residual [1, width].
 
-        Of a method that is combined with another, the prompt may have been run.
+        In a combination the other part may have run the prompt; then nothing is run again.
         """
         if context.prompt_state is None:
             stream = context.stream
