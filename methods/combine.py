@@ -62,9 +62,17 @@ class Combine(Speculative, CarriesOver, Combines):
                 raise ValueError(f"{label} does not draft and verify; give a method that does, such as suffix")
             if part.exactness == "lossy":
                 raise ValueError(f"{label} is lossy: it would verify drafts by a rule of its own; give an exact method")
-            if isinstance(part, AdaptiveDepth) or not part.can_combine:
-                raise ValueError(f"{label} runs rows of its own in the target; give a drafter that does not")
+            if isinstance(part, Combines):
+                raise ValueError(f"{label} is a combination itself; give two methods that are not")
+            own_step = type(part).step is not Speculative.step
+            if isinstance(part, AdaptiveDepth) or own_step or not part.can_combine:
+                raise ValueError(
+                    f"{label} runs rows of its own in the target, learns from its own drafts alone, or verifies by a "
+                    "rule of its own; give a drafter that does not"
+                )
             self.parts += (part,)
+        if all(part.reads_features for part in self.parts):
+            raise ValueError(f"{self.first} and {self.then} both read states of lower layers; give one that does")
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]
@@ -103,8 +111,8 @@ class Combine(Speculative, CarriesOver, Combines):
         return [part for part in self.parts if isinstance(part, CarriesOver)]
 
     def start(self, context: Context) -> int:
-        """The prompt is run once: by the part with trained modules, if any, since it may read states of the target."""
-        one, other = sorted(self.parts, key=lambda part: not isinstance(part, Trainable))
+        """The prompt is run once: by the part that reads states of lower layers, else by one with trained modules."""
+        one, other = sorted(self.parts, key=lambda part: (not part.reads_features, not isinstance(part, Trainable)))
         token = one.start(context)
         known = {each.name: getattr(context, each.name) for each in fields(Context)}
         other.start(Begun(**known, first=token))

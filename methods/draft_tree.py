@@ -17,7 +17,14 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.grow import Frontier, Picks, grow_best_first, grow_likeliest, grow_shape
 from benchctl.decoding.drafting.second_model import DraftModelMethod
 from benchctl.decoding.drafting.trees import MOST_NODES, Path, optimal_tree, read_widths, wide_tree
-from benchctl.decoding.method import Context, Outcome, check_options
+from benchctl.decoding.method import Context, Outcome, check_options, refuse_options
+
+_USED = {
+    "likeliest": ("nodes", "depth", "width", "confidence"),
+    "best_first": ("nodes", "depth", "confidence"),
+    "optimal": ("nodes", "depth", "ranks", "draft_cost", "row_cost"),
+}
+_ALL = ("nodes", "depth", "width", "confidence", "ranks", "draft_cost", "row_cost")
 
 
 @dataclass
@@ -32,7 +39,7 @@ class DraftTree(DraftModelMethod):
     width             for tree=likeliest, tokens scored behind a node, and nodes expanded per level
     confidence        for tree=likeliest and best_first: texts that the draft model finds less likely are left out
     replacement       when sampling, draw siblings of widths and tree=optimal independently, so that some are equal
-    ranks             for tree=optimal: how often the target says the draft model's first, second, ... choice
+    ranks             for tree=optimal: how often the draft model's first, second, ... choice is accepted
     draft_cost        for tree=optimal: time of a pass of the draft model in target passes
     row_cost          for tree=optimal: time of one more verified row in target passes
     """
@@ -55,6 +62,8 @@ class DraftTree(DraftModelMethod):
         check_options(self, 0, "confidence", most=1)
         if self.replacement and self.tree in ("likeliest", "best_first"):
             raise ValueError(f"tree={self.tree} never draws siblings independently; leave out replacement")
+        used = _USED.get(self.tree, ())
+        refuse_options(self, f"with tree={self.tree}", *(name for name in _ALL if name not in used))
         if self.tree == "optimal":
             ranks = _read_ranks(self.ranks)
             self._shape = optimal_tree(ranks, self.nodes, self.depth, self.draft_cost, self.row_cost)
@@ -95,14 +104,15 @@ class DraftTree(DraftModelMethod):
         return self.vocabulary.spread(probs, context.target.vocabulary)
 
     def observe(self, context: Context, outcome: Outcome) -> None:
-        """The draft model keeps the accepted rows that it has run."""
+        """The draft model keeps the accepted rows that it has run; none where it has not drafted, see `Combine`."""
+        if not self._stream.rows:
+            return
         kept, place = list[int](), 0
         for token in outcome.tokens[:-1]:
             if not (place := self._places.get((place, token), 0)):
                 break
             kept.append(place - 1)
-        if self._stream.rows:
-            self._stream.keep(kept)
+        self._stream.keep(kept)
 
 
 def _wide(draft_logits: Tensor) -> Tensor:
@@ -116,6 +126,12 @@ def _read_ranks(text: str) -> tuple[float, ...]:
         ranks = tuple(map(float, text.split("+")))
     except ValueError:
         ranks = ()
-    if not ranks or min(ranks) < 0 or sum(ranks) > 1 or list(ranks) != sorted(ranks, reverse=True):
+    if (
+        not ranks
+        or not ranks[0] > 0
+        or min(ranks) < 0
+        or not sum(ranks) <= 1
+        or list(ranks) != sorted(ranks, reverse=True)
+    ):
         raise ValueError(f"ranks is {text!r}; it takes shares from the largest, at most 1 in all, such as 0.6+0.2")
     return ranks

@@ -20,7 +20,7 @@ from typing import Literal
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.drafting.occurrences import Node, Occurrences
 from benchctl.decoding.drafting.texts import UsesTexts
-from benchctl.decoding.method import CarriesOver, Context, Outcome, Speculative, check_options
+from benchctl.decoding.method import CarriesOver, Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.target import Target
 
 Scored = tuple[float, Draft]
@@ -63,9 +63,8 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
         check_options(self, self.min_match + 1, "depth")
         check_options(self, 0, "factor")
         check_options(self, 0, "min_prob", most=1)
-        for name in ("factor", "offset", "min_prob", "tree") if self.rank == "longest" else ():
-            if getattr(self, name) != getattr(Suffix, name):
-                raise ValueError(f"{name} is for rank=score: with rank=longest a draft has no score; leave it out")
+        if self.rank == "longest":
+            refuse_options(self, "with rank=longest", "factor", "offset", "min_prob", "tree")
 
     def prepare(self, target: Target) -> None:
         self._fixed = self.new_store()
@@ -94,8 +93,11 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
         return max((self._best(store, context.tokens, budget) for store in stores), key=itemgetter(0))[1]
 
     def observe(self, context: Context, outcome: Outcome) -> None:
+        """The answer ends with its first stop token, also where later tokens were accepted."""
         if self.memory == "run":
-            self.store.append(outcome.tokens)
+            stops = context.target.stop_ids
+            end = next((place for place, token in enumerate(outcome.tokens, 1) if token in stops), None)
+            self.store.append(outcome.tokens[:end])
 
     def _best(self, store: Occurrences, text: list[int], budget: int) -> Scored:
         """The best draft from one store; of two with equal scores that of the longer match."""
@@ -138,7 +140,7 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
             total, parent, level = total + node.count, len(chosen) - 1, level + 1
 
     def _copied(self, store: Occurrences, matches: Sequence[Node], budget: int) -> Scored:
-        """What followed the first occurrence of the longest match; of a shorter one if too few tokens follow."""
+        """Copy the tokens after the first occurrence of the longest match. If too few follow, try a shorter match."""
         copied: list[int] = []
         for match in reversed(matches) if len(matches) >= self.min_match else ():
             # As in the authors' code, whose text lacks its last token, and whose drafts begin with that token.

@@ -14,8 +14,8 @@ from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.method import CarriesOver, Context, Outcome, Speculative, check_options
 
 RANKS = 8
-# The paths of the authors' tree as digits of ranks, those that were right most often first: measured on ref-dense over
-# answers to 100 instructions that are in no suite.
+# The paths of the authors' tree as digits of ranks, those that were right most often first: chosen on ref-dense; no
+# results file is kept.
 _ORDER = (
     "0 00 000 0000 00000 000000 1 01 2 10 010 3 100 001 0100 1000 02 4 20 10000 5 6 0010 01000 7 03 30 002 "
     "0001 00001 00100 11 020 40 003 200 2000 05 06 21 60 004 011 101 400 0020 0030 0200 000001 007 060 300 "

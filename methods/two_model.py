@@ -15,7 +15,7 @@ from torch import Tensor
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.second_model import DraftModelMethod
 from benchctl.decoding.drafting.stops import Stop, StopRule
-from benchctl.decoding.method import Chain, Context, Outcome, PlainDrafter, check_options
+from benchctl.decoding.method import Chain, Context, Outcome, PlainDrafter, check_options, refuse_options
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.verify import Verdict, verify_block
 
@@ -45,6 +45,12 @@ class TwoModel(DraftModelMethod):
         check_options(self, 1, "draft_tokens")
         check_options(self, 0, "confidence", most=1)
         check_options(self, 0, "token_cost")
+        refuse_options(self, f"with stop={self.stop}", "confidence" if self.stop == "bandit" else "token_cost")
+
+    @property
+    def can_combine(self) -> bool:  # type: ignore[override]
+        """The bandit learns from its own drafts alone, and block verification is for them alone."""
+        return self.stop != "bandit" and self.accept == "token"
 
     def start(self, context: Context) -> int:
         self._stop = Stop(self.stop, self.confidence, self.draft_tokens, self.token_cost)

@@ -135,7 +135,7 @@ class Method(ABC):
     def prefill(self, context: Context, run: Callable[[Stream], None] = Stream.advance) -> Tensor:
         """Run the prompt through all layers, or by ``run``, and commit it: its last token's residual [1, width].
 
-        Of a method that is combined with another, the prompt may have been run.
+        In a combination the other part may have run the prompt; then nothing is run again.
         """
         if context.prompt_state is None:
             stream = context.stream
@@ -156,6 +156,13 @@ def check_options(method: object, least: float, *names: str, most: float = inf) 
         if not least <= getattr(method, name) <= most:
             limits = f"at least {least}" if most == inf else f"from {least} to {most}"
             raise ValueError(f"{name} is {getattr(method, name)}; it must be {limits}")
+
+
+def refuse_options(method: object, reason: str, *names: str) -> None:
+    """Raises ValueError for an option, of these names, that is not its default: it would have no effect."""
+    for name in names:
+        if getattr(method, name) != getattr(type(method), name):
+            raise ValueError(f"{name} has no effect {reason}; leave it out")
 
 
 class UsesDraftModel(ABC):
@@ -249,7 +256,9 @@ class Speculative(Method):
     """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack."""
 
     drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
-    can_combine: ClassVar[bool] = True  # not where `draft` runs rows of the target, or `observe` needs its own drafts
+    # not where `draft` runs rows of the target, `observe` needs its own drafts, or `verify` has another rule
+    can_combine: ClassVar[bool] = True
+    reads_features: ClassVar[bool] = False  # `start` sets `taps` of the stream, before the prompt is run
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 
     @abstractmethod

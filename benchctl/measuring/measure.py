@@ -12,7 +12,7 @@ from functools import partial
 from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import CarriesOver, Method
+from benchctl.decoding.method import CarriesOver, Method, labelled_parts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary, UsesDraftVocabulary
@@ -269,8 +269,11 @@ class Measurer:
         )
 
     def _vocabulary_of(self, task: Task) -> DraftVocabulary:
+        """That of the method; of a combination that of the first part with one."""
         method = self.methods[task.label]
-        return method.vocabulary if isinstance(method, UsesDraftVocabulary) else ALL_TOKENS
+        drafters = (method, *labelled_parts(method).values())
+        vocabularies = (each.vocabulary for each in drafters if isinstance(each, UsesDraftVocabulary))
+        return next((each for each in vocabularies if each.ids is not None), ALL_TOKENS)
 
     def _control(
         self, task: Task, request: DecodeRequest, generation: Generation, together: int

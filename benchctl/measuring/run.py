@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 
 from benchctl import bundled
+from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.model.layers import Experts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
@@ -304,7 +306,9 @@ def suite_info(suite: Suite) -> SuiteInfo:
 
 
 def method_info(choice: Choice) -> MethodInfo:
-    modules = [part.modules for part in choice.whole]
+    hashes = [] if choice.unsupported else [each for part in choice.whole for each in _data_sha256(part)]
+    plug_ins = [part.name for part in choice.whole if part.name not in SHIPPED]
+    found = {doctor_result(name) for name in plug_ins}
     return MethodInfo(
         label=choice.label,
         name=choice.name,
@@ -312,10 +316,18 @@ def method_info(choice: Choice) -> MethodInfo:
         exactness=choice.method.exactness,
         reason=choice.method.reason,
         unsupported=choice.unsupported,
-        modules_sha256="" if choice.unsupported else "+".join(map(modules_sha256, filter(None, modules))),
-        source_sha256="" if choice.name in SHIPPED else source_sha256(choice.name),
-        doctor=doctor_result(choice.name),
+        modules_sha256="+".join(hashes),
+        source_sha256="+".join(map(source_sha256, plug_ins)),
+        doctor=max(found, key=("", "passed", "never", "failed").index, default=""),
     )
+
+
+def _data_sha256(choice: Choice) -> list[str]:
+    """Hashes of the trained modules and of the file of texts that a method loads, parts aside."""
+    hashes = [modules_sha256(choice.modules)] if choice.modules else []
+    if isinstance(choice.method, UsesTexts) and choice.method.texts:
+        hashes.append(hashlib.sha256(Path(choice.method.texts).read_bytes()).hexdigest())
+    return hashes
 
 
 def traffic_of(target: Target) -> tuple[int, int]:

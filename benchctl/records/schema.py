@@ -90,7 +90,7 @@ class SuiteInfo:
 @dataclass(frozen=True, kw_only=True)
 class MethodInfo:
     """A method of a run: its label, all its options, its claim, why it could not run here (or ""), and the hash of its
-    trained modules ("" where it has none, and in files written before methods had any).
+    trained modules and file of texts ("" where it has none, and in files written before methods had any).
 
     `doctor` says what `benchctl doctor --method` found about the code of a plug-in, whose hash is `source_sha256`; both
     are "" for methods that benchctl ships, which its own tests examine, and in files of earlier versions."""

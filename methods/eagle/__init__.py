@@ -64,6 +64,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     objective: Literal["eagle", "hass"] = "eagle"
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     training = TrainingDefaults(rate=2e-3, warmup=0.05, epochs=4.0)
+    reads_features = True
     _drafter: Drafter = field(init=False, repr=False, compare=False)
     _unread: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 

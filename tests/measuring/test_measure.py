@@ -21,6 +21,8 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.measure import DecodingConfig, Measurer, answer_seed
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.verdict import Judgement, Referee
+from benchctl.methods.combine import Combine
+from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.methods.two_model import TwoModel
 
 GREEDY = DecodingConfig(max_new_tokens=4, sampling=Sampling())
@@ -105,12 +107,15 @@ def test_tokens_outside_the_draft_vocabulary_are_counted_by_the_harness(
     for method in (stored, whole):
         method.use_draft_model(Target.load(tmp_path, dtype="float64"))
         method.prepare(target)
-    narrow = measurer(stored=stored, whole=whole)
+    combined = Combine(first="prompt_lookup")
+    combined.use_parts([PromptLookup(), stored])
+    narrow = measurer(stored=stored, whole=whole, combined=combined)
     outside = sum(token not in ids for token in said)
     assert 0 < outside < len(said)
-    row = one(narrow, task("stored"))
-    assert (row.token_ids, row.verdict) == (said, "identical")
-    assert row.counters == {"draft_vocabulary": len(ids), "outside_draft_vocabulary": outside}
+    for label in ("stored", "combined"):
+        row = one(narrow, task(label))
+        assert (row.token_ids, row.verdict) == (said, "identical")
+        assert row.counters == {"draft_vocabulary": len(ids), "outside_draft_vocabulary": outside}
     assert one(narrow, task("whole")).counters == one(narrow, task("plain")).counters == {}
 
 

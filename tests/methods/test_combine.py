@@ -12,6 +12,8 @@ from fixtures_run import invoke_run, make_settings
 from oracles import Drafter, lookup_drafter, model_drafter, replay_tree
 from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
 
+import benchctl.measuring.run as run_module
+from benchctl import registry
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.names import label_lines
 from benchctl.analysis.warnings import warnings
@@ -26,11 +28,12 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
 from benchctl.errors import UserError
 from benchctl.measuring.check import Models, check, choose_method, choose_methods
+from benchctl.measuring.run import method_info
 from benchctl.methods.combine import Combine, union
 from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile, read
-from benchctl.registry import build, canonical_label, expand_sweep, parse_label
+from benchctl.registry import build, canonical_label, expand_sweep, parse_label, source_sha256
 
 LOOKUP = "prompt_lookup[draft_tokens=3,max_ngram=2,min_ngram=2]"
 MODEL = "two_model[draft_tokens=4,confidence=0.4]"
@@ -63,6 +66,24 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
             return combined(when, drafters, text, budget)
 
         assert rounds_of(got) == replay_tree(prompt, text, len(text), branches)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "combine[first=prompt_lookup,then=draft_tree]",
+        "combine[first=two_model,then=draft_tree]",
+        "combine[first=draft_tree,then=prompt_lookup,when=union]",
+        "combine[first=medusa,then=eagle]",
+        "combine[first=eagle,then=medusa,when=union]",
+        "combine[first=eagle,then=draft_tree,when=longer]",
+    ],
+)
+def test_answers_of_combinations_equal_autoregressive_decoding(label: str) -> None:
+    """The text repeats itself, so that the first part has accepted tokens before the second one drafts."""
+    models, prompt = pair("llama"), [5, 6, 7, 8] * 5
+    expected = run("autoregressive", models.target, prompt, NEW_TOKENS).token_ids
+    assert run(label, models.target, prompt, NEW_TOKENS, draft=models.draft).token_ids == expected
 
 
 def test_a_union_has_each_path_once_and_those_of_the_first_draft_first() -> None:
@@ -153,6 +174,10 @@ MODEL_OF_THREE = "two_model[draft_tokens=3]"
         ("combine[first=deed[mode=draft]]", "bad_option_value"),
         ("combine[then=m2r2]", "bad_option_value"),
         ("combine[then=lookahead]", "bad_option_value"),
+        ("combine[then=two_model[stop=bandit]]", "bad_option_value"),
+        ("combine[then=two_model[accept=block]]", "bad_option_value"),
+        ("combine[then=combine]", "bad_option_value"),
+        ("combine[first=eagle,then=eagle[version=1]]", "bad_option_value"),
         ("combine[then=autoregressive]", "bad_option_value"),
         ("combine[then=suffix[depth=24]]", "bad_option_value"),
         ("combine[then=suffix[depth=1]]", "bad_option_value"),
@@ -194,6 +219,29 @@ def test_draft_models_and_modules_of_parts_are_chosen_as_for_the_parts_alone() -
     with pytest.raises(UserError) as raised:
         choose_methods(["combine[then=two_model[draft_model=ref-dense]]", "two_model"], models)
     assert raised.value.id == "several_draft_models"
+
+
+def test_code_of_a_part_that_is_a_plug_in_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "SHIPPED", registry.SHIPPED - {"suffix"})
+    monkeypatch.setattr(run_module, "SHIPPED", registry.SHIPPED)
+    for found, doctor in (({}, "never"), ({source_sha256("suffix"): False}, "failed")):
+        monkeypatch.setattr(registry, "_examined", lambda found=found: found)
+        alone, part = (
+            method_info(choose_method(label, Models("ref-dense", "")))
+            for label in ("suffix", "combine[first=suffix,then=token_recycling]")
+        )
+        assert part.source_sha256 == alone.source_sha256 == source_sha256("suffix")
+        assert part.doctor == alone.doctor == doctor
+
+
+def test_a_file_of_texts_is_recorded_by_its_hash(tmp_path: Path) -> None:
+    hashes = set()
+    for token in (5, 6):
+        write_texts(tmp_path / "texts.jsonl", "0" * 64, [[token]])
+        for label in ("suffix[texts={}]", "combine[first=suffix[texts={}],then=prompt_lookup]"):
+            choice = choose_method(label.format(tmp_path / "texts.jsonl"), Models("ref-dense", ""))
+            hashes.add(method_info(choice).modules_sha256)
+    assert len(hashes) == 2 and "" not in hashes
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -222,6 +222,20 @@ def test_the_store_holds_whole_answers_and_no_prompts() -> None:
     assert store.tokens == [END, *answers[0], END, *answers[1], END, *answers[2]]
 
 
+def test_the_store_ends_an_answer_at_its_stop_token() -> None:
+    """Also where tokens behind it were accepted: the second answer drafts the first one, which has no stop token."""
+    models, text = pair("llama"), answer("llama", 0, 13)
+    behind = 0
+    for stop in sorted(set(text) - {text[0]}):
+        method, store = prepared("suffix[memory=run]", models.target), Occurrences(24)
+        _accepted(method, prompt_of(13), store)
+        target = models.with_stops(stop)
+        stopped = decode(method, target, DecodeRequest(prompt_of(13), NEW_TOKENS, store=store))
+        assert store.tokens == [END, *text, END, *stopped.token_ids]
+        behind += stopped.steps[-1].rows > len(stopped.steps[-1].tokens)
+    assert behind > 0
+
+
 @pytest.fixture
 def texts(run_folder: Path, tmp_path: Path) -> Path:
     """A file of texts of the target's tokenizer."""

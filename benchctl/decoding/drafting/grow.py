@@ -1,7 +1,7 @@
 """Trees that grow level by level or node by node: by joint probability, of a given shape, or best first.
 
 A grower asks its caller for scores of the next tokens behind a `Frontier`, and never for the same node twice. A drafter
-with a cache runs the rows of the frontier, heads that score each depth at once return the same row for all of them.
+with a cache runs the rows of the frontier. Heads that score a whole depth at once return the same row for all of them.
 """
 
 from __future__ import annotations

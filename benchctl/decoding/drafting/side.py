@@ -17,8 +17,8 @@ from benchctl.decoding.model.layers import Layer, run_layers
 class SideLayers:
     """``layers`` with a cache of their own for one text.
 
-    ``rotary`` [positions, head_dim / 2] are their rotations, ``like`` a tensor of their kind. ``length`` counts
-    committed rows; row i stands at position i.
+    ``rotary`` [positions, head_dim / 2] are their rotations, ``like`` a tensor with their dtype and
+    device. ``length`` counts committed rows; row i stands at position i.
     """
 
     def __init__(self, layers: Sequence[Layer], rotary: Tensor, like: Tensor, capacity: int) -> None:

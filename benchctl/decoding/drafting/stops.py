@@ -1,4 +1,6 @@
-"""Where a draft that grows token by token ends: rules on the drafter's probabilities, or a length learnt on the way.
+"""Where a draft that grows token by token ends.
+
+By rules on the drafter's probabilities, or a length learnt from earlier drafts of the answer.
 
 A rule is asked after each token, and the token that ends a draft stays in it. So sampled answers keep the target's
 distribution under token and block verification alike.
@@ -23,7 +25,8 @@ class Stop:
     confidence  after a token with a probability below ``least`` (transformers' assistant_confidence_threshold)
     product     after tokens that together have a probability below ``least``
     entropy     after a token where 1 - sqrt(0.2 H(q)), which bounds its acceptance, is below ``least``
-                (AdaEDL, Agrawal et al. 2410.18351; SVIP, 2411.18462, has the same form)
+                (AdaEDL, Agrawal et al. 2410.18351; SVIP, 2411.18462, has the same form). Ours: the threshold
+                is fixed, AdaEDL adapts it
     bandit      after the number of tokens with the best upper confidence bound of its reward (UCB1, Auer et al. 2002;
                 BanditSpec, Hou et al. 2505.15141); not by ``least``
 

@@ -1,6 +1,7 @@
 """Draft models with another tokenizer: the tokens that both vocabularies have, and the target's text in own tokens.
 
-Token-level intersection, Timor et al. 2502.05202, algorithm 4.
+Token-level intersection, Timor et al. 2502.05202, algorithm 4. Ours: each token of the target is split by itself,
+longest tokens first, where the paper encodes the text again; a token with no readable part is read as id 0.
 """
 
 from __future__ import annotations
