@@ -6,6 +6,7 @@ The checks compare with full recomputation. Nothing else here asks for limits, s
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -267,7 +268,8 @@ def test_drawing_from_the_top_token_alone_takes_the_greedy_steps(label: str) -> 
     greedy = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=Sampling(seed=5))
     certain = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=warm)
     assert certain.token_ids == greedy.token_ids
-    if not label.startswith("draft_tree[tree="):  # its siblings are distinct, and there is one token to draw
+    # Where siblings are drawn they are distinct, and there is one token to draw.
+    if not (label.startswith("draft_tree[tree=") or (label.startswith("eagle[") and re.search(r"tree=\d", label))):
         assert (certain.steps, certain.layers) == (greedy.steps, greedy.layers)
 
 
