@@ -253,7 +253,7 @@ def test_shares_are_weighted_by_what_they_are_shares_of() -> None:
     """Weights by right answers made 3 of 16 as wide as [0.04, 0.92]: a wrong answer counted half."""
     right = np.array([1.0] * 3 + [0.0] * 13)[:, None]
     levels = Levels(np.zeros(16, dtype=np.int64), np.arange(16))
-    (interval,) = ratio_intervals(right, np.ones_like(right), levels, shares=[True])
+    (interval,) = ratio_intervals(right, np.ones_like(right), levels, outcomes=[True])
     assert interval is not None
     # Student's t of the logarithm, by hand: leaving out a right answer gives 2/15, a wrong one 3/15.
     logs = np.log([2 / 15] * 3 + [3 / 15] * 13)

@@ -12,6 +12,8 @@ import pandas as pd
 from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
 from benchctl.analysis.stats.intervals import Floats, Interval, Ints, Levels, ratio_intervals, ratios_of_sums
 
+_OUTCOMES = ("share", "points", "nats/token")  # units of figures whose tops say nothing about a prompt's length
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -41,7 +43,7 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
         levels(pairs),
         less=(less_tops, less_bottoms),
         uses_baseline=uses_baseline,
-        shares=[metric.unit == "share" for metric in metrics],
+        outcomes=[metric.unit in _OUTCOMES for metric in metrics],
     )
     ratios = ratios_of_sums(tops, bottoms)
     subtracted = [metric.less is not None for metric in metrics]

@@ -88,18 +88,19 @@ def ratio_intervals(
     *,
     less: tuple[Floats, Floats] | None = None,
     uses_baseline: Sequence[bool] | None = None,
-    shares: Sequence[bool] | None = None,
+    outcomes: Sequence[bool] | None = None,
 ) -> list[Interval | None]:
     """The 95% interval of `tops[:, m].sum() / bottoms[:, m].sum()` for each column m of two [N, M] arrays.
 
     With `less`, two more such arrays, it is the interval of that ratio minus theirs. `uses_baseline` [M] says which
     figures compare the method with the baseline (default: all). Those have no interval where the two were measured in
-    different sessions, one each. None with fewer than LEAST_PROMPTS prompts that have a bottom. `shares` [M] says whose
-    tops are outcomes, such as right answers, which say nothing about how much a prompt matters (default: none).
+    different sessions, one each. `outcomes` [M] says whose tops are outcomes, such as right answers or scores (default:
+    none): they say nothing about how much a prompt matters. None with fewer than LEAST_PROMPTS prompts that have a
+    bottom.
     """
     figures = tops.shape[1]
     errors = _errors(
-        tops, bottoms, levels, less, uses_baseline or [True] * figures, np.array(shares or [False] * figures)
+        tops, bottoms, levels, less, uses_baseline or [True] * figures, np.array(outcomes or [False] * figures)
     )
     return [None if error is None else error.interval() for error in errors]
 
@@ -243,7 +244,7 @@ def _errors(
     levels: Levels,
     less: tuple[Floats, Floats] | None,
     uses_baseline: Sequence[bool],
-    shares: NDArray[np.bool_],
+    outcomes: NDArray[np.bool_],
 ) -> list[_Error | None]:
     """For each column; None where there is too little data."""
     prompts, figures = _codes(levels.prompt), tops.shape[1]
@@ -261,7 +262,7 @@ def _errors(
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(logarithmic, np.log(without), without)
     below = _totals(bottoms, prompts)
-    prompt_errors, freedoms = _standard_errors(scaled, [np.where(shares, below, _totals(tops, prompts)), below])
+    prompt_errors, freedoms = _standard_errors(scaled, [np.where(outcomes, below, _totals(tops, prompts)), below])
     by_prompts = (prompt_errors * np.where(logarithmic, value, 1)) ** 2
     sessions = _sessions(influence, by_prompts, levels, uses_baseline)
     return [
