@@ -85,9 +85,9 @@ class Sums:
     def for_tokens(self, seconds: Floats, tokens: Floats) -> Floats:
         """What `seconds` of these answers come to for `tokens` of another method's, [answers] each.
 
-        The sum is the seconds per token of all answers times all of `tokens`. Answers of other lengths are no error of
-        a time per token: what each adds to it beside its own tokens is by how much its pace differs from that of all
-        (the influence of each observation, as in stats). With as many tokens, answer by answer, it is `seconds`.
+        The sum is the seconds per token of all answers times all of `tokens`. Each answer adds its own tokens at that
+        pace, and what its own pace differs from it (the influence of each observation, as in stats). Where `tokens` are
+        the answers' own, the result is `seconds`.
 
         2 and 4 s for 1 and 3 tokens, so 1.5 s a token, and 6 and 2 tokens: 9 and 3 s at that pace, 10 and 2 with the
         paces of the answers.
@@ -224,7 +224,7 @@ Accounts = tuple[Prediction | Unpredicted, ...]
 
 
 class _Cell(NamedTuple):
-    """One answer, whoever gave it in whatever mode."""
+    """One answer of any method, in any mode."""
 
     file: int
     suite: str

@@ -303,8 +303,8 @@ def main(repository: str, packages: str) -> None:
     versions = {name: version(name) for name in ("speculators", "transformers", "torch")}
     files = [Path(repository) / "eagle/model" / name for name in ("cnets.py", "cnets1.py")]
     sha256 = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    told = {"sha256": sha256, "versions": versions, "counts": {"unequal": 0, **dict(sorted(counts.items()))}}
-    OUT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    result = {"sha256": sha256, "versions": versions, "counts": {"unequal": 0, **dict(sorted(counts.items()))}}
+    OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(OUT.read_text(encoding="utf-8"))
     sys.exit(counts["unequal"] > 0)
 

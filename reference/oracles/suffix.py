@@ -173,9 +173,9 @@ def theirs(program: Path, cases: Sequence[Case]) -> list[Answer]:
         asked += [f"{len(text)} {' '.join(map(str, text))}" for text in case.texts]
         asked.append(f"{method.draft_tokens} {method.factor} {method.offset} {method.min_prob} {int(method.tree)}")
         asked.append(f"{len(context)} {' '.join(map(str, context))}")
-    told = subprocess.run([program], input="\n".join(asked), capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([program], input="\n".join(asked), capture_output=True, text=True, check=True).stdout
     answers: list[Answer] = []
-    for line in told.splitlines():
+    for line in printed.splitlines():
         score, _, rows, *ids = line.split()
         numbers = list(map(int, ids))
         answers.append(Answer(float(score), paths_of(numbers[: int(rows)], numbers[int(rows) :])))

@@ -120,8 +120,8 @@ def main(folder: str) -> None:
         assert ours[: len(whole)] == their_accepted[: len(whole)], (seed, ours, their_accepted)
     sha256 = {name: hashlib.sha256((Path(folder) / name).read_bytes()).hexdigest() for name in (LOOP, TEMPLATE)}
     counts = {"prompts": PROMPTS, "cold": PROMPTS // 4, "steps": steps, "equal": equal_steps, "accepted": accepted}
-    told = {"commits": {"Luowaterbi/TokenRecycling": COMMIT}, "sha256": sha256, "counts": counts}
-    OUT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    result = {"commits": {"Luowaterbi/TokenRecycling": COMMIT}, "sha256": sha256, "counts": counts}
+    OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(counts))
 
 

@@ -50,7 +50,7 @@ class Drawing:
 class Plot:
     """A picture. `draw` gets the groups of runs that may be compared.
 
-    options       options of `benchctl plot` that the picture uses, besides --out and --size
+    options       options of `benchctl plot` that the picture uses, other than --out and --size
     needs_greedy  whether sampled runs are left out
     """
 
