@@ -17,7 +17,7 @@ from torch import Tensor
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape
 from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
-from benchctl.decoding.method import Context, Outcome, Speculative, check_options
+from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.modules.trainable import (
@@ -75,21 +75,17 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         check_options(self, 0, "confidence", most=1)
         tree_widths(self.tree, 1)
         if self.tree != "dynamic":
-            self._only_default("of tree=dynamic", "width", "nodes", "confidence")
+            refuse_options(self, f"with tree={self.tree}", "width", "nodes", "confidence")
             if self.tree != "chain":
-                self._only_default("of tree=dynamic and tree=chain", "draft_tokens")
+                refuse_options(self, f"with tree={self.tree}", "draft_tokens")
         if self._fused:
-            self._only_default("of version=1", "objective", "draft_vocabulary")
+            refuse_options(self, f"with version={self.version}", "objective", "draft_vocabulary")
         elif self.objective == "eagle":
-            self._only_default("of version=3 and of objective=hass", "passes")
+            refuse_options(self, "with version=1 and objective=eagle", "passes")
 
     def _changed(self, *names: str) -> Iterator[str]:
         """Those of these options that do not have their default."""
         return (f"{name}={value}" for name in names if (value := getattr(self, name)) != getattr(type(self), name))
-
-    def _only_default(self, where: str, *names: str) -> None:
-        for option in self._changed(*names):
-            raise ValueError(f"{option} has no effect here; it is an option {where}")
 
     @property
     def _fused(self) -> bool:

@@ -36,7 +36,10 @@ class UsesTexts:
                 raise ValueError(f"it has {len(texts)} of {count} texts")
             if not all(type(token) is int and 0 <= token < tokenizer.vocabulary for token in chain(*texts)):
                 raise ValueError("a text is not a list of the tokenizer's ids")
-        except (OSError, ValueError, TypeError, LookupError) as error:
+        except OSError as error:
+            reason = f"{self.texts}: cannot be read ({error.strerror}); name a file that is there"
+            raise UserError("texts_not_readable", reason) from error
+        except (ValueError, TypeError, LookupError) as error:
             raise UserError(
                 "texts_not_readable",
                 f"{self.texts}: cannot be read as a file of texts ({error}). Write it again, see docs/methods.md.",
