@@ -210,12 +210,14 @@ class LeavesThread(Honest):
     """A thread of its own multiplies matrices while others have their turn."""
 
     stop: ClassVar[threading.Event] = threading.Event()
+    share: ClassVar[float] = 0.0  # of a core, which the thread had
 
     def prepare(self, target: Target) -> None:
         def multiply() -> None:
-            matrix = torch.ones(400, 400)
+            matrix, began_s = torch.ones(400, 400), time.perf_counter()
             while not self.stop.is_set():
                 matrix @ matrix
+                LeavesThread.share = time.thread_time() / (time.perf_counter() - began_s)
 
         threading.Thread(target=multiply, daemon=True).start()
 

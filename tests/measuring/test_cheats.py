@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -184,11 +183,12 @@ def test_a_baseline_that_is_made_to_wait_is_named(folder: Path, monkeypatch: pyt
     assert "baseline_waits" in seen.warned[""]
 
 
-@pytest.mark.skipif(os.getloadavg()[0] > (os.cpu_count() or 1), reason="a busy machine leaves the thread no core")
 def test_a_thread_that_is_left_running_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _plugins(monkeypatch)
     try:
         seen = _measured(folder, monkeypatch, "thread.jsonl", "LeavesThread")
     finally:
         cheats.LeavesThread.stop.set()
+    if cheats.LeavesThread.share < 0.7:
+        pytest.skip(f"a busy machine: the thread had {cheats.LeavesThread.share:.0%} of a core")
     assert "threads_left_running" in seen.warned[""]
