@@ -15,6 +15,7 @@ GROUPS = {
     "Measure": {
         "run": "Measure methods against the baseline",
         "demo": "Measure every method on embedded prompts",
+        "sweep": "Plan many runs, and execute them on many machines",
     },
     "Read": {
         "compare": "Compare the methods in results files",

@@ -35,9 +35,10 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.training": {"bundled", "decoding", "options", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
+    "benchctl.sweeps": {"records"},
     "benchctl.cli": {
         *("analysis", "bundled", "conformance", "decoding", "fetch", "importing", "judging", "measuring", "offload"),
-        *("options", "records", "registry", "training"),
+        *("options", "records", "registry", "sweeps", "training"),
     },
 }
 
@@ -50,7 +51,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("benchctl/fetch.py",),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
-    "msgspec": ("benchctl/importing/", "benchctl/records/"),
+    "msgspec": ("benchctl/importing/", "benchctl/records/", "benchctl/sweeps/spec.py"),
     "openai": ("judges/",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
@@ -59,7 +60,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "time": ("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/training/", "judges/gpt.py"),
     "torch": (
         *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/measuring/"),
-        *("benchctl/training/", "methods/"),
+        *("benchctl/sweeps/work.py", "benchctl/training/", "methods/"),
     ),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
