@@ -153,6 +153,11 @@ def status_(folder: Path, as_json: bool) -> None:
     """Say which runs are done, and why others are not.
 
     Exit code: 0 if all runs are done; 1 if some are missing.
+
+    \b
+    Examples:
+      benchctl sweep status jobs
+      benchctl sweep status jobs --json
     """
     from benchctl.sweeps.folder import read_commands, status
 

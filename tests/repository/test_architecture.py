@@ -57,7 +57,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/grids.py"),
     "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
-    "time": ("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/training/", "judges/gpt.py"),
+    "time": (
+        *("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/sweeps/work.py"),
+        *("benchctl/training/", "judges/gpt.py"),
+    ),
     "torch": (
         *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/measuring/"),
         *("benchctl/sweeps/work.py", "benchctl/training/", "methods/"),
