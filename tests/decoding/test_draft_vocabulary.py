@@ -163,7 +163,7 @@ def _m2r2(width: int, models: Pair) -> TreeDrafter:
     module = untrained(M2R2(gates="2"), models.target).double()
     assert isinstance(module, TwoStreams)
     says = guess(models.naive, module, "accelerated", 0, 2)
-    return beam_drafter(lambda text: masked(says(text)).log_softmax(-1), 3, width, 0.1)
+    return beam_drafter(lambda text, drafted: masked(says(text, drafted)).log_softmax(-1), 3, width, 0.1)
 
 
 def _deed(models: Pair) -> TreeDrafter:

@@ -88,6 +88,7 @@ EXACT: tuple[str, ...] = (
     "m2r2[gates=2,adapters=bottleneck,draft_tokens=1]",
     "m2r2[gates=2,adapters=hybrid,rank=5,alpha=9,confidence=0.2]",
     "m2r2[width=3]",
+    "m2r2[features=last,gates=2,confidence=0]",
     "m2r2[source=exit,width=2,draft_tokens=3]",
     "m2r2[source=slow,gates=3]",
     "m2r2_dynamic[threshold=2]",
