@@ -358,16 +358,16 @@ def test_yardsticks_compare_streams_with_the_last_layer() -> None:
 
 @pytest.mark.slow
 def test_features_are_learnt() -> None:
-    models, shares = pair("llama"), list[float]()
+    """What the stream learnt rests on them: without them it agrees less."""
+    models, method = pair("llama"), M2R2(gates="1+2", features="last")
     batch = batch_of(models.naive, answered(models.naive, 12))
-    for features in ("none", "last"):
-        method = M2R2(gates="1+2", features=features)
-        torch.manual_seed(0)
-        module = method.build(models.target.info, models.target.lm_head.weight)
-        learn(method.loss, module, batch, 60)
-        found = method.yardsticks(module, batch)
-        shares.append(found["gate_1_accelerated"].share)
-    assert shares[1] > shares[0]
+    torch.manual_seed(0)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    learn(method.loss, module, batch, 60)
+    found = method.yardsticks(module, batch)
+    torch.nn.init.zeros_(module.features.of(1).weight)
+    without = method.yardsticks(module, batch)["gate_1_accelerated"].share
+    assert found["gate_1_accelerated"].share > without + 0.05
     assert found["gate_1_own"].share > found["gate_1_slow"].share + 0.2
 
 
