@@ -69,6 +69,10 @@ EXACT: tuple[str, ...] = (
     "deed[mode=draft,threshold=0,exits=2,rank=5,draft_tokens=6]",
     "deed[threshold=2]",
     "skip_decode[adapters=none,min_layers=4]",
+    "skip_layers",
+    "skip_layers[skip=1+3a+4m,draft_tokens=3,confidence=0]",
+    "skip_layers[skip=search,window=3,stop=adaptive]",
+    "skip_layers[skip=nearest,share=1,confidence=0.2]",
     "medusa",
     "medusa[tree=1x1x1]",
     "medusa[head=shared,heads=2]",
@@ -106,6 +110,8 @@ OF_EXPERTS: tuple[str, ...] = (
 SKIPPING = (
     "skip_decode",
     "skip_decode[adapters=none,min_layers=1,max_layers=3,fall_tokens=9]",
+    "skip_layers[mode=answer,share=1]",
+    "skip_layers[mode=answer,skip=1+4]",
     "mixture_of_depths",
     "mixture_of_depths[threshold=0.7]",
 )
