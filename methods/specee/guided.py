@@ -63,7 +63,7 @@ class Guided(nn.Module):
         (guide,) = self.guide.layers
         normed = self.guide.normed(batch, guide)
         with torch.autocast(normed.device.type, enabled=False):
-            some = [batch.head(rows).topk(TOKENS).indices for rows in normed.flatten(0, 1).split(ROWS_AT_ONCE)]
+            some = [batch.head(rows).topk(TOKENS).indices for rows in torch.split(normed.flatten(0, 1), ROWS_AT_ONCE)]
         return torch.cat(some).view(*normed.shape[:2], TOKENS)
 
     @torch.no_grad()
@@ -74,7 +74,7 @@ class Guided(nn.Module):
             logits, likeliest = list[Tensor](), list[Tensor]()
             normed = bare(batch, layer).flatten(0, 1)
             with torch.autocast(normed.device.type, enabled=False):
-                for rows, wanted in zip(normed.split(ROWS_AT_ONCE), ids.split(ROWS_AT_ONCE), strict=True):
+                for rows, wanted in zip(*(torch.split(every, ROWS_AT_ONCE) for every in (normed, ids)), strict=True):
                     scores = batch.head(rows).float()
                     logits.append(scores.gather(-1, wanted))
                     likeliest.append(scores.argmax(-1))
