@@ -40,8 +40,8 @@ JUDGES = "benchctl.judges"
 SHIPPED = frozenset(
     (
         *("autoregressive", "combine", "deed", "draft_tree", "eagle", "early_exit", "expert_offload", "lookahead"),
-        *("m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "sequential"),
-        *("skip_decode", "suffix", "token_recycling", "two_model"),
+        *("m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup", "pseudo"),
+        *("sequential", "skip_decode", "suffix", "token_recycling", "two_model"),
     )
 )
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
