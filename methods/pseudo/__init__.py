@@ -1,4 +1,4 @@
-"""Draft by rows that are no tokens: they ride in the verification pass behind each candidate.
+"""Draft by rows that are no tokens: behind each candidate they ride in the pass that verifies it.
 
 The logits of those behind the last accepted row are the next draft: a step runs the target once and nothing else.
 Parallel prompt decoding (Chen et al. 2024, arXiv 2405.18628), Hidden Transfer (Wu et al. 2024, 2404.12022) and
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape
+from benchctl.decoding.drafting.grow import Picks, grow_likeliest, grow_shape
 from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.kernels import Linear
@@ -34,7 +34,7 @@ from benchctl.decoding.modules.trainable import (
 )
 from benchctl.errors import UserError
 
-from .rows import Kind, PseudoRows, Riders
+from .rows import Kind, PseudoRows, Riders, by_depth
 from .training import pseudo_loss, pseudo_yardsticks
 
 
@@ -45,7 +45,7 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
     modules     folder of the trained pseudo-rows
     kind        prompt (trained vectors), transfer (products of a state) or streaming (these and adapters)
     rows        pseudo-rows behind each candidate, and depth of the draft
-    depth       candidates deeper than this carry no pseudo-rows: where one is accepted last, nothing is drafted
+    depth       deeper candidates carry no pseudo-rows: behind one that is accepted last nothing is drafted
     layer       layers that pseudo-rows of transfer and streaming leave out; 0: half of the target's
     rank        of the adapters of streaming
     tree        dynamic (the likeliest paths) or widths such as 4x2x1; 1x1x1 is a chain
@@ -86,9 +86,8 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
             refuse_options(self, f"with tree={self.tree}", "width", "nodes", "confidence")
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        if self.layer < target.layers:
-            return None
-        return f"layer {self.layer} is not below the target's {target.layers} layers; choose another with layer"
+        too_high = f"layer {self.layer} is not below the target's {target.layers} layers; give a lower one"
+        return None if self.layer < target.layers else too_high
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> PseudoRows:
         layer = 0 if self.kind == "prompt" else self.layer or info.layers // 2
@@ -103,8 +102,7 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         for option in ("kind", "layer"):
             if (made := trained.get(option)) != getattr(self, option):
-                message = f"{folder}: trained with {option}={made}, not {getattr(self, option)}; give {option}={made}"
-                raise UserError("trained_with_other_option", message)
+                raise UserError("trained_with_other_option", f"{folder}: trained with {option}={made}; give that")
         if self.rows > trained["rows"]:
             message = f"{folder}: holds {trained['rows']} pseudo-rows, and rows={self.rows} asks for more"
             raise UserError("too_few_rows", f"{message}; give rows={trained['rows']}, or train others")
@@ -134,13 +132,12 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
         draft_logits = self._lm_head(context.target.final_norm(self._behind[:count]))
         draft_logits = draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))
         if self.tree == "dynamic":
-            expand = partial(_by_depth, draft_logits.log_softmax(-1))
+            expand = partial(by_depth, draft_logits.log_softmax(-1))
             return grow_likeliest(expand, self.width, count, self.nodes, self.vocabulary, self.confidence)
-        sampling = context.sampling
-        probs = draft_logits.softmax(-1) if sampling.greedy else sampling.probs(draft_logits)
-        expand = partial(_by_depth, self.vocabulary.spread(probs, context.target.vocabulary))
+        probs = draft_logits.softmax(-1) if context.sampling.greedy else context.sampling.probs(draft_logits)
+        expand = partial(by_depth, self.vocabulary.spread(probs, context.target.vocabulary))
         shape = wide_tree(read_widths(self.tree, self.rows, "dynamic")[:count])
-        return grow_shape(expand, shape, Picks(sampling, context.generator))
+        return grow_shape(expand, shape, Picks(context.sampling, context.generator))
 
     def run_draft(self, context: Context, root: int, draft: Draft) -> None:
         carriers = {root + 1 + row: self._count(context, depth) for row, depth in enumerate(draft.depths)}
@@ -148,8 +145,3 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
 
     def observe(self, context: Context, outcome: Outcome) -> None:
         self._behind = self._riders.behind(outcome.kept_rows[-1])
-
-
-def _by_depth(scores: Tensor, frontier: Frontier) -> Tensor:
-    """The row of ``scores`` [depths, k] for this depth, for each node: pseudo-rows see no drafted token before them."""
-    return scores[frontier.depth].expand(max(1, len(frontier.tokens)), -1)

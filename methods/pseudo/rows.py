@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from benchctl.decoding.drafting.grow import Frontier
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.layers import Layer, Mlp, mix, project
@@ -124,3 +125,8 @@ class Riders:
     def behind(self, row: int) -> Tensor:
         """[rows, width] last states of the pseudo-rows behind an open row, in the latest pass; none for others."""
         return self._states[self._spans.get(row, slice(0))]
+
+
+def by_depth(scores: Tensor, frontier: Frontier) -> Tensor:
+    """The row of ``scores`` [depths, k] for this depth, for each node: pseudo-rows see no drafted token before them."""
+    return scores[frontier.depth].expand(max(1, len(frontier.tokens)), -1)

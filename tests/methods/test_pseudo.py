@@ -63,6 +63,7 @@ class NaivePseudo(NaiveEagle):
         object.__setattr__(made, "module", module)
         return made
 
+    @torch.no_grad()
     def pseudo(self, text: Sequence[int], number: int) -> Tensor:
         """[width] what the LM head reads of pseudo-row ``number`` = 1, 2, .. behind the last token of a text."""
         model, module, n = self.naive.model, self.module, len(text)
