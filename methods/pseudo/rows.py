@@ -36,12 +36,12 @@ class PseudoRows(nn.Module):
         super().__init__()
         width, device = info.hidden_size, lm_head.device
         self.rows, self.layer = rows, layer
-        self.vectors, self.products = None, None
-        if kind != "transfer":
-            self.vectors = nn.Parameter(torch.zeros(rows, width, device=device))
-        if kind == "prompt":  # as loud as embeddings are where the LM head is tied to them
-            nn.init.normal_(self.vectors, std=float(lm_head.float().std()))
-        else:
+        # Vectors of prompt begin as loud as embeddings are where the LM head is tied to them.
+        loud = float(lm_head.float().std()) if kind == "prompt" else 0.0
+        vectors = loud * torch.randn(rows, width, device=device)
+        self.vectors = None if kind == "transfer" else nn.Parameter(vectors)
+        self.products: nn.Linear | None = None
+        if kind != "prompt":
             self.products = nn.Linear(width, rows * width, bias=False, device=device)
             self.products.weight.data = torch.eye(width, device=device).repeat(rows, 1)
         settings = AdapterSettings("lora", rank, float(rank))

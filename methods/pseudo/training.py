@@ -64,12 +64,12 @@ class RidingRows:
             text_normed = layer.attention_norm(self._batch.states[index].float()).flatten(0, 1)
             text = project(attention, text_normed, self._text_rotary)[1]
         rows = self._batch.tokens.shape[0]
-        kinds = [each.unflatten(1, (rows, -1)).transpose(0, 1).to(queries.dtype) for each in (text, own)]
-        keys, values = torch.cat(kinds, 2).split(attention.kv_heads, 1)
+        seen = [each.view(len(each), rows, -1, attention.head_dim).transpose(0, 1) for each in (text, own)]
+        held = torch.cat(seen, 2).to(queries.dtype)  # [rows, keys then values, text + pseudo-rows, head_dim]
         mixed = F.scaled_dot_product_attention(
-            queries.unflatten(0, (rows, -1)).transpose(1, 2),
-            keys,
-            values,
+            queries.view(rows, -1, attention.heads, attention.head_dim).transpose(1, 2),
+            held[:, : attention.kv_heads],
+            held[:, attention.kv_heads :],
             attn_mask=self._mask(attention.window),
             scale=attention.scale,
             enable_gqa=attention.heads != attention.kv_heads,

@@ -20,6 +20,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 
 from benchctl.conformance.method_under_test import untrained
 from benchctl.conformance.random_models import RandomModels, random_models
-from benchctl.decoding.drafting.grow import Frontier
+from benchctl.decoding.drafting.grow import Expand, Frontier
 from benchctl.decoding.method import Context
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.sequential import Sequential
@@ -128,17 +129,17 @@ def as_tree(method: Sequential, tree: str, heads: int) -> Sequential:
 def levels_of(method: Sequential, context: Context, depth: int) -> list[dict[tuple[int, ...], Tensor]]:
     """For each frontier of a tree so deep its paths, and the scores behind them."""
     levels, paths = list[dict[tuple[int, ...], Tensor]](), list[tuple[int, ...]]()
-    original = method._log_probs
+    original: Expand = partial(method._log_probs, context)
 
-    def watched(context: Context, frontier: Frontier) -> Tensor:
-        log_probs = original(context, frontier)
+    def watched(_context: Context, frontier: Frontier) -> Tensor:
+        log_probs = original(frontier)
         parents = zip(frontier.tokens, frontier.parents, strict=True)
         found = [(*paths[parent], token) for token, parent in parents] or [()]
         paths.extend(found)
         levels.append(dict(zip(found, log_probs, strict=True)))
         return log_probs
 
-    method._log_probs = watched  # type: ignore[method-assign]
+    object.__setattr__(method, "_log_probs", watched)
     method.draft(context, depth)
     return levels
 

@@ -19,7 +19,9 @@ from target_batches import answered, batch_of, learn
 from torch import Tensor
 from untrained import facts_of, untrained
 
+from benchctl.decoding.draft import Draft
 from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.method import Context
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.decoding.modules.trainable import load_modules, save_modules, trained_options
 from benchctl.methods.sequential import Sequential
@@ -137,19 +139,25 @@ def test_over_a_draft_vocabulary_and_with_more_blocks_too(kind: Any, tmp_path: F
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_scores_of_a_grown_level_are_those_of_each_path_alone(kind: Any, tmp_path: FilePath) -> None:
+def test_scores_of_a_grown_level_are_those_of_each_path_alone(
+    kind: Any, tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of a tree's nodes, not only those that a run happens to accept."""
     models, module = pair("llama"), module_of(kind, "llama", 0)
     method = with_modules(Sequential(kind=kind, width=4, nodes=30, heads=3, confidence=0.0), module, models, tmp_path)
     method.prepare(models.target)
-    drafts = list[Any]()
-    original = Sequential.draft
-    method.draft = lambda *given: drafts.append((list(given[0].tokens), original(method, *given))) or drafts[-1][1]  # type: ignore[method-assign]
+    drafts, original = list[tuple[list[int], Draft]](), Sequential.draft
+
+    def draft(given: Sequential, context: Context, budget: int) -> Draft:
+        drafts.append((list(context.tokens), original(given, context, budget)))
+        return drafts[-1][1]
+
+    monkeypatch.setattr(Sequential, "draft", draft)
     decode(method, models.target, DecodeRequest(prompt_of(13), 12))
     naive = naive_of(kind, module, models)
-    for text, draft in drafts:
+    for text, grown in drafts:
         paths = list[Path]()
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        for token, parent in zip(grown.tokens, grown.parents, strict=True):
             paths.append((token,) if parent < 0 else (*paths[parent], token))
         budget = 13 + 12 - len(text) - 1
         expected = naive.dynamic(4, 3, 30)(text, budget)
