@@ -69,8 +69,14 @@ class Stream:
         """Rows committed or open."""
         return len(self.text)
 
-    def push(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
-        """Add open rows; ``parents`` are indices of open rows, by default each row continues the one before it."""
+    def push(self, tokens: Sequence[int], parents: Sequence[int] | None = None, states: Tensor | None = None) -> None:
+        """Add open rows; ``parents`` are indices of open rows, by default each row continues the one before it.
+
+        ``states`` [rows, width] stand in for the embeddings of rows that are no tokens; such rows cannot be committed,
+        and their ``tokens`` only count them. Where other rows have run layers already, `pass_by` these.
+        """
+        if states is not None:
+            self._states = torch.cat((self.states, states)) if self.rows else states
         chain = range(self.rows - 1, self.rows - 1 + len(tokens))
         self._is_chain = self._is_chain and (parents is None or list(parents) == list(chain))
         self._parents += chain if parents is None else parents
