@@ -8,7 +8,7 @@ unlikely; the published sizes, 5 layers and 15 tokens, are for GPUs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -29,7 +29,7 @@ from benchctl.decoding.modules.trainable import (
 from benchctl.errors import UserError
 
 from .drafter import Drafter
-from .layers import DflashModule, Sizes, default_taps
+from .layers import DflashModule, Sizes, own_taps
 from .published import read_published
 from .training import dflash_loss, dflash_yardsticks
 
@@ -69,35 +69,20 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
         check_options(self, 0, "markov")
         check_options(self, 1e-3, "gamma")
 
-    def _own_taps(self, layers: int) -> tuple[int, ...]:
-        """Three at least (ours), fewer in a shallow target."""
-        taps = default_taps(layers, max(3, self.layers))
-        return tuple(sorted({min(max(tap, 1), layers) for tap in taps}))
-
     def build(self, info: TargetInfo, lm_head: Tensor) -> DflashModule:
-        """Layers as large as those of the target; of a mixture of experts with an MLP of four times its width."""
         draft_head = self.vocabulary.of(lm_head.mT).mT
-        sizes = Sizes(
-            hidden_size=info.hidden_size,
-            num_attention_heads=info.query_size // info.head_dim,
-            num_key_value_heads=info.kv_size // info.head_dim,
-            head_dim=info.head_dim,
-            intermediate_size=info.mlp_size or 4 * info.hidden_size,
-            taps=len(self._own_taps(info.layers)),
-            windows=(None,) * self.layers,
-            rank=self.markov,
-            vocabulary=len(lm_head),
-            tokens=len(draft_head),
-        )
-        module = DflashModule(sizes).to(lm_head.device)
+        sizes = Sizes.of(info, self.layers)
+        module = DflashModule(replace(sizes, rank=self.markov, tokens=len(draft_head))).to(lm_head.device)
         module.start_from(lm_head, draft_head)
         return module
 
     def loss(self, module: DflashModule, batch: TrainingBatch) -> Tensor:
-        return dflash_loss(module, batch, self._own_taps(len(batch.states) - 1), self.draft_tokens + 1, self.gamma)
+        return dflash_loss(
+            module, batch, own_taps(len(batch.states) - 1, self.layers), self.draft_tokens + 1, self.gamma
+        )
 
     def yardsticks(self, module: DflashModule, batch: TrainingBatch) -> Mapping[str, Tally]:
-        return dflash_yardsticks(module, batch, self._own_taps(len(batch.states) - 1), self.draft_tokens + 1)
+        return dflash_yardsticks(module, batch, own_taps(len(batch.states) - 1, self.layers), self.draft_tokens + 1)
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         if read_published(folder) is None:
@@ -124,7 +109,10 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
             module, mask, rotary = parts.module, parts.mask, parts.rotary
         else:
             self.load_vocabulary(self.modules, target.vocabulary)
-            module, self._taps = load_modules(self, "dflash", target, self.modules), self._own_taps(target.layers)
+            module, self._taps = (
+                load_modules(self, "dflash", target, self.modules),
+                own_taps(target.layers, self.layers),
+            )
             mask, rotary = module.mask, target.rotary
         self._drafter = Drafter(module, target, self.vocabulary, self.draft_tokens + 1, mask, rotary)
 

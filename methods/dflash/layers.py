@@ -7,12 +7,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from benchctl.decoding.model.target import TargetInfo
+
 
 def default_taps(layers: int, count: int) -> tuple[int, ...]:
     """Numbers of target layers after which the states are read: z-lab's build_target_layer_ids, plus 1."""
     if count == 1:
         return (layers // 2 + 1,)
     return tuple(2 + round(index * (layers - 4) / (count - 1)) for index in range(count))
+
+
+def own_taps(layers: int, draft_layers: int) -> tuple[int, ...]:
+    """Those of a drafter of ours: three at least, fewer in a shallow target."""
+    taps = default_taps(layers, max(3, draft_layers))
+    return tuple(sorted({min(max(tap, 1), layers) for tap in taps}))
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,20 @@ class Sizes:
     tokens: int = 0
     hidden_act: str = "silu"
     model_type: str = "llama"
+
+    @classmethod
+    def of(cls, info: TargetInfo, layers: int) -> Sizes:
+        """As large as layers of the target; of a mixture of experts with an MLP of four times its width (ours)."""
+        return cls(
+            hidden_size=info.hidden_size,
+            num_attention_heads=info.query_size // info.head_dim,
+            num_key_value_heads=info.kv_size // info.head_dim,
+            head_dim=info.head_dim,
+            intermediate_size=info.mlp_size or 4 * info.hidden_size,
+            taps=len(own_taps(info.layers, layers)),
+            windows=(None,) * layers,
+            vocabulary=info.vocabulary,
+        )
 
     def norm(self, width: int) -> nn.RMSNorm:
         return nn.RMSNorm(width, eps=self.eps)

@@ -23,7 +23,7 @@ from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, write_dr
 from benchctl.decoding.modules.trainable import save_modules
 from benchctl.methods.dflash import Dflash
 from benchctl.methods.dflash.drafter import Drafter
-from benchctl.methods.dflash.layers import DflashModule, default_taps
+from benchctl.methods.dflash.layers import DflashModule, default_taps, own_taps
 from benchctl.methods.dflash.training import Blocks
 
 IDS = torch.tensor([0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23])
@@ -38,14 +38,13 @@ KINDS: dict[str, dict[str, Any]] = {
 @cache
 @torch.inference_mode(False)
 def module_of(layers: int, markov: int, family: str, seed: int) -> DflashModule:
-    """Louder than the framework's untrained modules, so that no two masks of a block draft the same."""
     module: DflashModule = untrained(Dflash(layers=layers, markov=markov), pair(family, seed).target)
     return module
 
 
 def naive_of(method: Dflash, module: DflashModule, models: Pair, ids: Tensor | None = None) -> NaiveDflash:
     weights = {name: weight.double() for name, weight in module.state_dict().items()}
-    taps, mask = method._own_taps(models.target.layers), weights.pop("mask")
+    taps, mask = own_taps(models.target.layers, method.layers), weights.pop("mask")
     head_dim = models.target.info.head_dim
     return NaiveDflash(models.naive, weights, taps, mask, head_dim, ids=ids, context_tokens=CONTEXT_TOKENS)
 
@@ -146,7 +145,7 @@ def test_training_and_its_loss_are_the_blocks_of_decoding(markov: int) -> None:
     weights = [[0.0] * 5 + [1.0, 0.5] + [1.0] * 9, [1.0] * 12]
     batch = batch_of(models.naive, texts, weights)
     with torch.no_grad():
-        blocks = Blocks(module, batch, method._own_taps(4), 4, chance=False)
+        blocks = Blocks(module, batch, own_taps(4, 2), 4, chance=False)
         logits = blocks.draft_logits(blocks.states(), blocks.before)
     total, seen = 0.0, 0
     for row, text in enumerate(texts):
@@ -223,7 +222,7 @@ def test_taps_are_those_of_published_drafters(layers: int, count: int, taps: tup
 
 @pytest.mark.parametrize(("layers", "taps"), [(16, (2, 8, 14)), (4, (2,)), (3, (1, 2)), (2, (1, 2)), (1, (1,))])
 def test_taps_of_ours_exist_in_shallow_targets(layers: int, taps: tuple[int, ...]) -> None:
-    assert Dflash()._own_taps(layers) == taps
+    assert own_taps(layers, 2) == taps
 
 
 @pytest.mark.parametrize(
