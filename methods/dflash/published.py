@@ -47,10 +47,10 @@ class Published:
         return tuple(int(index) + 1 for index in ids) if ids else default_taps(layers, self.top["num_hidden_layers"])
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        """Why it does not fit a target with these facts, or None."""
+        """Why it does not fit a target with these facts, or None. The authors' last state is a normed one: refused."""
         made = (self.top["hidden_size"], self.top["vocab_size"], self.top.get("num_target_layers", target.layers))
         facts = (target.hidden_size, target.vocabulary, target.layers)
-        if made != facts or not all(0 <= tap <= target.layers for tap in self.taps(target.layers)):
+        if made != facts or not all(0 <= tap < target.layers for tap in self.taps(target.layers)):
             sizes = "width {}, {} tokens and {} layers"
             taps = f"states after layers {self.taps(target.layers)}"
             has = f"{sizes.format(*made)}, and reads {taps}, but the target has {sizes.format(*facts)}"
