@@ -39,7 +39,7 @@ JUDGES = "benchctl.judges"
 # The tests of benchctl examine these; a file that a user puts into methods/ is a plug-in like one of a distribution.
 SHIPPED = frozenset(
     (
-        *("autoregressive", "combine", "deed", "draft_tree", "eagle", "early_exit", "expert_offload"),
+        *("autoregressive", "combine", "deed", "dflash", "draft_tree", "eagle", "early_exit", "expert_offload"),
         *("lookahead", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths"),
         *("prompt_lookup", "pseudo", "sequential", "skip_decode", "skip_layers", "specee"),
         *("suffix", "token_recycling", "two_model"),

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchctl.decoding.modules.adapters import turned
 from benchctl.decoding.modules.trainable import ROWS_AT_ONCE, Tally, TrainingBatch, tally, top_and_normalizer
 
 from .head import EagleModule
@@ -73,7 +74,7 @@ class Unrolled:
         further = self._batch.rotary(torch.tensor([0, number], device=attended.device))
         turn = self._rotary * (further[1] / further[0])
         queries, keys = (
-            _turned(product(attended).unflatten(-1, (-1, head_dim)), turn).transpose(1, 2)
+            turned(product(attended).unflatten(-1, (-1, head_dim)), turn).transpose(1, 2)
             for product in (weights.q_proj, weights.k_proj)
         )
         self._keys.append(keys)
@@ -91,13 +92,6 @@ class Unrolled:
         for place, each in enumerate(later, n):
             mixed = mixed + shares[..., place, None] * each
         return mixed.transpose(1, 2).flatten(2)
-
-
-def _turned(x: Tensor, turn: Tensor) -> Tensor:
-    """Values [.., heads, head_dim] whose halves are pairs, rotated by ``turn`` [.., 1, head_dim / 2]."""
-    first, second = x.chunk(2, -1)
-    cos, sin = turn.real, turn.imag
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
 class Rows(NamedTuple):

@@ -77,6 +77,8 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
         "combine[first=medusa,then=eagle]",
         "combine[first=eagle,then=medusa,when=union]",
         "combine[first=eagle,then=draft_tree,when=longer]",
+        "combine[first=prompt_lookup,then=dflash]",
+        "combine[first=dflash[confidence=0],then=medusa,when=union]",
     ],
 )
 def test_answers_of_combinations_equal_autoregressive_decoding(label: str) -> None:

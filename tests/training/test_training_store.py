@@ -273,6 +273,7 @@ def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path
         ("early_exit[mode=draft,head=trained]", True),
         ("deed[mode=draft]", True),
         ("eagle", True),
+        ("dflash", True),
         ("early_exit[head=trained]", False),
         ("deed", False),
         ("m2r2_dynamic", False),

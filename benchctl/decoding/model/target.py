@@ -77,6 +77,7 @@ class TargetInfo:
     kv_size: int
     experts_per_token: int
     is_encoder_decoder: bool
+    head_dim: int
 
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
@@ -92,6 +93,7 @@ class TargetInfo:
             kv_size=int(config.num_heads if t5 else config.num_key_value_heads) * head_dim(config),
             experts_per_token=experts_per_token(config),
             is_encoder_decoder=bool(config.is_encoder_decoder),
+            head_dim=head_dim(config),
         )
 
 

@@ -58,6 +58,13 @@ class TextAttention:
         return self._visible[window]
 
 
+def turned(x: Tensor, turn: Tensor) -> Tensor:
+    """Values [.., heads, head_dim] whose halves are pairs, rotated by ``turn`` [.., 1, head_dim / 2]."""
+    first, second = x.chunk(2, -1)
+    cos, sin = turn.real, turn.imag
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+
+
 class LayerAdapter(nn.Module):
     """W + (alpha / r) B A for each product of one layer, heads interleaved; experts and their router stay."""
 
