@@ -29,9 +29,11 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.methods": {"decoding"},
     "benchctl.judging": {"records"},
     "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},
-    "benchctl.registry": {"bundled", "decoding", "judging", "options", "records"},
+    "benchctl.serving": {"decoding", "records"},
+    "benchctl.engines": {"records", "serving"},
+    "benchctl.registry": {"bundled", "decoding", "judging", "options", "records", "serving"},
     "benchctl.analysis": {"exact_match", "records"},
-    "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
+    "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry", "serving"},
     "benchctl.training": {"bundled", "decoding", "options", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
@@ -45,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/reading.py",),
-    "http": ("benchctl/measuring/prompts/sources.py",),
+    "http": ("benchctl/measuring/prompts/sources.py", "benchctl/serving/client.py"),
     "gguf": ("benchctl/gguf.py",),
     "huggingface_hub": ("benchctl/fetch.py",),
     "jinja2": ("benchctl/analysis/html",),
@@ -66,7 +68,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
         *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/training/"),
     ),
-    "urllib": ("benchctl/measuring/prompts/sources.py", "judges/gpt.py"),
+    "urllib": ("benchctl/measuring/prompts/sources.py", "benchctl/serving/client.py", "judges/gpt.py"),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
