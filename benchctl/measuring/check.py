@@ -365,7 +365,7 @@ def _choose(text: str, target: str) -> Choice:
     choice = Choice(registry.canonical_label(method, asked), method)
     if isinstance(method, Combines):
         choice = replace(choice, parts=(_choose(method.first, target), _choose(method.then, target)))
-        method.use_parts([part.method for part in choice.parts])
+        method.use_parts([part.method for part in choice.parts if isinstance(part.method, Method)])
     if choice.modules is None:
         return choice
     assert isinstance(method, Trainable)
@@ -393,6 +393,7 @@ def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -
         read_draft_vocabulary(choice.modules)  # a damaged one is refused before weights are read
     parts = tuple(_check_needs(part, draft, named) for part in choice.parts)
     missing = missing or next((part.unsupported for part in parts if part.unsupported), "")
+    assert isinstance(choice.method, Method)
     if batch_size > 1 and (reason := why_not_batched(choice.method)):
         missing = f"it decodes no batches, since {reason}; measure it without --batch-size"
     if missing and named:

@@ -252,6 +252,8 @@ def prepare_own_model(
     """
     names = choose_models(models)
     _, *choices = choose_methods(methods, names)
+    if any(isinstance(choice.method, Engine) for choice in choices):
+        raise UserError("engines_not_examined", "doctor examines methods of our own loop: name no engine.")
     if not choices:
         raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)

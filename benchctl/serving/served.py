@@ -38,7 +38,7 @@ class Served(Engine):
             events = self._client.stream(self.dialect.path, body, question.clock, self.limit_s)
             return self.dialect.read(events)
         except UserError as error:
-            if error.id == "engine_gone" and not self._is_alive:
+            if error.id in ("engine_gone", "answer_cut") and not self._is_alive:
                 raise self._died() from error
             if error.id == "engine_too_slow":
                 self.stop()

@@ -105,7 +105,7 @@ class FakeEngine:
         return pages[self.dialect].get(path)
 
     def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        prompt = body.get("prompt", body.get("input_ids"))
+        prompt: list[int] = body["input_ids" if self.dialect == "sglang" else "prompt"]
         sampling = body.get("sampling_params", body)
         most = next(sampling[name] for name in ("max_tokens", "max_new_tokens", "n_predict") if name in sampling)
         steps = list(self.answers(prompt, most, sampling.get("stop_token_ids", ())))
