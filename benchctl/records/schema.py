@@ -314,7 +314,7 @@ def _arrival_problem(row: Row) -> str:
         return "totals stand where there are no lists"
     if totals.new_tokens != len(row.token_ids):
         return f"{len(row.token_ids)} token_ids, but {totals.new_tokens} new_tokens"
-    most = min(len(row.token_ids) - 1, totals.drafted or 0)
+    most = min(len(row.token_ids) - 1, len(row.token_ids) if totals.drafted is None else totals.drafted)
     return f"{totals.accepted} tokens accepted of at most {most}" if (totals.accepted or 0) > most else ""
 
 

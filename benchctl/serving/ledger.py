@@ -142,6 +142,8 @@ def _told(sent: Sequence[int], sizes: Sequence[int], counts: Counts, reason: Sto
         drafted = counts.drafted if len(sizes) == len(sent) else None  # of steps that a cut removed
         return _Told(None, len(accepted), drafted, sum(accepted))
     committed = sum(sizes) - 1
+    if counts.accepted is None and sizes[0] == 1 and counts.steps == len(sent) - 1:
+        return _Told(None, len(sizes) - 1)
     if counts.steps is not None and counts.accepted is not None and counts.drafted:
         # Each step adds its accepted tokens and one more: so the answer shows whether all of them are in it.
         is_whole = sizes[0] == 1 and committed == counts.steps + counts.accepted

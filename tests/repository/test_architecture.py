@@ -54,6 +54,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "matplotlib": ("benchctl/analysis/plots/",),
     "msgspec": ("benchctl/importing/", "benchctl/records/"),
     "openai": ("judges/",),
+    "openvino": ("benchctl/engines/openvino.py",),
+    "openvino_genai": ("benchctl/engines/openvino.py",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/grids.py"),
@@ -157,7 +159,7 @@ def method_of(dotted: str) -> str:
 def test_every_library_imported_is_declared() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["datasets"], *extras["gguf"], *extras["gpu"]]
+    lines = [*project["dependencies"], *extras["datasets"], *extras["gguf"], *extras["gpu"], *extras["openvino"]]
     names = {re.split(r"[^\w-]", line)[0] for line in lines}
     declared = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
     imported = {name.split(".")[0] for file in FILES for name in imports_of(file)}

@@ -217,8 +217,8 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
             steps=totals.steps,
             passes=totals.steps,
             committed_tokens=len(row.token_ids) - row.arrived_tokens[0],
-            drafted_tokens=totals.drafted if totals.accepted is not None else None,
-            accepted_tokens=totals.accepted if totals.drafted is not None else None,
+            drafted_tokens=totals.drafted,
+            accepted_tokens=totals.accepted,
         )
     # The sums of a published file: there the first step includes the token that prefill yields here.
     is_counted = totals.new_tokens is not None and totals.steps is not None
