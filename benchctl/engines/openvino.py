@@ -55,7 +55,10 @@ class OpenVINO(Engine):
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # activations keep the format, also with quantised weights
         }
         properties |= {"prompt_lookup": True} if self.lookup else {}
-        pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
+        try:
+            pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise UserError("engine_did_not_start", f"OpenVINO cannot load {path}: {error}") from error
         config = openvino_genai.GenerationConfig()  # not that of the model's files
         config.do_sample, config.apply_chat_template = False, False
         if self.lookup:
