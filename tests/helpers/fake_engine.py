@@ -283,6 +283,25 @@ def program(folder: Path, dialect: str, *misbehaves: str) -> Path:
     return path
 
 
+def running(folder: Path) -> list[int]:
+    """The ids of the processes that the fakes in the folder started and that still run."""
+    return [int(file.stem) for file in folder.glob("*.pid") if is_running(int(file.stem))]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 15) -> bool:
+    deadline_s = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return condition()
+
+
 def main(arguments: Sequence[str]) -> None:
     own, given = arguments[: arguments.index("--folder")], arguments[arguments.index("--folder") + 1 :]
     dialect, *misbehaves = own

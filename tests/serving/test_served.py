@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fake_engine import PROBE, SLOW_S, VERSION, FakeEngine, counting, program, speculating
+from fake_engine import PROBE, SLOW_S, VERSION, FakeEngine, counting, program, running, speculating, wait_for
 
 from benchctl.decoding.loop import Generation
 from benchctl.engines.openai import OpenAI
@@ -205,25 +205,6 @@ def started(folder: Path, name: str, *misbehaves: str, options: str = "", limit_
     engine = build_engine(parse_label(f"{name}[server={server},limit_s={limit_s}{options}]"))
     assert isinstance(engine, Served)
     return engine
-
-
-def running(folder: Path) -> list[int]:
-    """The ids of the processes that the fakes in the folder started and that still run."""
-    return [int(file.stem) for file in folder.glob("*.pid") if is_running(int(file.stem))]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 15) -> bool:
-    deadline_s = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return condition()
 
 
 @pytest.mark.parametrize(
