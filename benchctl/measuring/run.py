@@ -301,7 +301,7 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
         dtype=checked.dtype,
         weights="" if settings.models.weights == "auto" else settings.models.weights,
         device=checked.device,
-        executor=EXECUTOR,
+        executor=EXECUTOR if (engine := choices[0].engine) is None else f"{engine.name} {engine.version}".strip(),
         attention=ATTENTION,
         threads=settings.models.threads,
         temperature=answers.temperature,

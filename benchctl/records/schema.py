@@ -312,8 +312,8 @@ def _arrival_problem(row: Row) -> str:
         return _step_problem(row)
     if row.step_s or row.committed or row.drafted or row.accepted:
         return "totals stand where there are no lists"
-    if totals.new_tokens != len(row.token_ids):
-        return f"{len(row.token_ids)} token_ids, but {totals.new_tokens} new_tokens"
+    if totals.new_tokens != len(row.token_ids) or (totals.steps or 0) >= len(row.token_ids):
+        return f"{len(row.token_ids)} token_ids, but {totals.new_tokens} new_tokens in {totals.steps} steps"
     most = min(len(row.token_ids) - 1, len(row.token_ids) if totals.drafted is None else totals.drafted)
     return f"{totals.accepted} tokens accepted of at most {most}" if (totals.accepted or 0) > most else ""
 

@@ -14,6 +14,16 @@ from benchctl.errors import UserError
 from benchctl.serving.client import Client, Event
 from benchctl.serving.engine import Answer, Chunk, Counts, Finish, Question
 
+_GREEDY = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
 
 class Dialect(ABC):
     """How the servers of one engine are spoken to.
@@ -65,13 +75,7 @@ class VllmDialect(Dialect):
             "return_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            **_GREEDY,
         }
 
     def read(self, events: Sequence[Event]) -> Answer:
@@ -114,13 +118,7 @@ class SglangDialect(Dialect):
         sampling = {
             "max_new_tokens": question.max_new_tokens,
             "stop_token_ids": list(question.stop_ids),
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "top_k": 1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
+            **_GREEDY,
         }
         return {"input_ids": list(question.prompt_ids), "sampling_params": sampling, "stream": True}
 

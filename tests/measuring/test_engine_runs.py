@@ -140,6 +140,7 @@ def test_a_file_holds_the_facts_of_engines_and_is_resumed(run_folder: Path, tmp_
     assert running(tmp_path) == []
     agreed = [row.fidelity["target_agreed_tokens"] / row.fidelity["scored_tokens"] for row in measured(whole)]
     assert max(agreed) < 0.5, "the fake has no model, and the target sees it"
+    assert whole.run.executor == f"llama.cpp {VERSION}"
     assert {row.verdict for row in measured(whole) if row.label != whole.run.baseline} == {"identical"}
 
 

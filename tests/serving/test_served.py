@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from documents import DOCS, blocks
 from fake_engine import PROBE, SLOW_S, VERSION, FakeEngine, counting, program, running, speculating, wait_for
 
 from benchctl.decoding.loop import Generation
@@ -264,6 +266,22 @@ def test_a_server_that_hangs_is_killed_even_if_it_does_not_want_to_end(tmp_path:
     engine.start(deployment())
     assert error_of(lambda: ask(engine)) == "engine_too_slow"
     assert running(tmp_path) == []
+
+
+def test_the_engine_of_the_page_is_a_whole_engine(tmp_path: Path) -> None:
+    """The example of docs/engines.md, with a program that speaks vLLM's dialect in place of its own."""
+    (code,) = blocks(DOCS / "engines.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(code, "engines.md", "exec"), names)
+    engine = names["Fork"](drafts=True)
+    command = engine.command(deployment(), 80)
+    assert command == ["fork-serve", "model.gguf", "--port", "80", "--draft"]
+    engine.command = lambda deployment, port: [str(program(tmp_path, "vllm")), "--port", str(port)]
+    try:
+        assert engine.start(deployment()).name == "vLLM"
+        assert ask(engine, drafts=False).token_ids == TOKENS and engine.plain() == names["Fork"]()
+    finally:
+        engine.stop()
 
 
 HOLD = """
