@@ -32,7 +32,7 @@ GROUPS = {
         "train": "Train a draft model, or the modules of a method",
         "import": "Import answers published by other projects",
         "predict": "Predict each method's speed-up from acceptance and costs",
-        "list": "List the methods, judges, suites or models",
+        "list": "List the methods, engines, judges, suites or models",
     },
 }
 VERBS = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
