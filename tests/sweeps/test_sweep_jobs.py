@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 from fixtures_records import RUN, baseline_row
 from fixtures_run import make_folder
@@ -42,15 +42,15 @@ def sweep(*arguments: str) -> Result:
 
 
 def spec_of(folder: Path, **changes: Any) -> Path:
-    path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump({**TINY, **changes}, sort_keys=False))
+    path = folder / "sweep.yaml"  # JSON is YAML
+    path.write_text(json.dumps({**TINY, **changes}))
     return path
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a tiny target, and lock files of its own: other tests may sweep at the same time."""
-    monkeypatch.setattr(work.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.chdir(make_folder(tmp_path))
     return tmp_path
 
@@ -216,7 +216,7 @@ def test_256_workers_that_fail_lose_no_row_and_write_none_twice(
     write_commands(tmp_path, planned)
     monkeypatch.setattr(work, "places", lambda on_gpu, per_host: [Place(f"cpu-{n}") for n in range(per_host)])
     monkeypatch.setattr(on, "places", work.places)
-    monkeypatch.setattr(work.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
 
     def measure(unit: Unit, place: Place, settings: Settings) -> int:
         with guard:
@@ -263,7 +263,7 @@ with exclusive(places(False, 1)):
 
 
 def test_a_place_is_held_by_one_process_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
     waited = list[int]()
