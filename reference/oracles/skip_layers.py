@@ -83,7 +83,7 @@ def parts_of(skipped: tuple[Sequence[int], Sequence[int]]) -> tuple[Parts, ...]:
     return tuple(Parts(index not in skipped[0], index not in skipped[1]) for index in range(LAYERS))
 
 
-class Compared(SkipLayers):
+class Compared(SkipLayers):  # type: ignore[misc]  # see pyproject.toml: methods have no types here
     """Drafts with a given set, and compares each draft with theirs for the same text."""
 
     def against(self, theirs: ModuleType, stand_in: Recomputed, counts: Counter[str]) -> None:
@@ -91,7 +91,7 @@ class Compared(SkipLayers):
 
     def draft(self, context: Context, budget: int) -> Draft:
         self._parts = parts_of(self._stand_in.get_skip_layers())
-        ours = super().draft(context, budget)
+        ours: Draft = super().draft(context, budget)
         if budget:
             (top, _, _), _ = self._theirs.swift_draft(
                 self._stand_in,
