@@ -89,6 +89,8 @@ SAMPLED = (
     "eagle[width=2,draft_tokens=2,nodes=4,confidence=0]",
     "eagle[tree=chain,draft_tokens=2]",
     "eagle[version=1,tree=2x1]",
+    "kangaroo[draft_tokens=2,confidence=0]",
+    "kangaroo[exit=2,draft_tokens=3]",
     "lookahead[ngram=2,window=3]",
     "lookahead[ngram=3,window=3,prompt_pool=true]",
     "lookahead[ngram=3,window=2,prompt_pool=true,bonus=false]",
