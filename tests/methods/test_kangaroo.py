@@ -1,4 +1,4 @@
-"""Kangaroo: steps equal a replay without a cache, its cache equals a fresh one, and training runs what decoding runs."""
+"""Kangaroo: steps equal a replay without a cache, its cache equals a fresh one, and training runs the same layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.drafting.side import SideLayers
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, write_draft_vocabulary
+from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.decoding.modules.trainable import save_modules
 from benchctl.methods.kangaroo import Kangaroo
 from benchctl.methods.kangaroo.adapter import Adapter
@@ -133,3 +133,136 @@ def test_steps_equal_a_replay_without_a_cache(
     drafted = {drafted for drafted, _ in rounds}
     assert sum(accepted for _, accepted in rounds) > 0
     assert max(drafted) == 6 if confidence == 0 else len(drafted) > 1
+
+
+@torch.inference_mode()
+def test_over_a_draft_vocabulary_confidences_are_shares_of_it(tmp_path: Path) -> None:
+    models, module = pair("llama"), adapter_of("llama", 0)
+    write_draft_vocabulary(tmp_path, IDS)
+    method = with_modules(Kangaroo(draft_tokens=3), module, models, tmp_path)
+    rounds = check_steps(method, naive_of(method, module, models, IDS), models, "llama", 0)
+    assert sum(accepted for _, accepted in rounds) > 0
+
+
+@torch.inference_mode()
+def test_the_adapter_s_cache_equals_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After rejected drafts, and after full acceptance, where it lacks a row until the next draft."""
+    models, module = pair("llama"), adapter_of("llama", 0)
+    method = with_modules(Kangaroo(exit=3, draft_tokens=2), module, models, tmp_path)
+    text = [*prompt_of(13), *answer("llama", 0, 13)]
+    exit_states, lengths, original = models.naive.states(text)[3], list[int](), SideLayers.truncate
+
+    def truncate(side: SideLayers, length: int) -> None:
+        original(side, length)
+        if side is method._side:
+            fresh = SideLayers([method._layer], models.target.rotary, exit_states, len(text))
+            fresh.read(exit_states[:length])
+            ours, theirs = (each.cache.kv[0][:, :length] for each in (side, fresh))
+            assert (ours - theirs).abs().max() < 1e-12 and side.cache.lengths == [length]
+            lengths.append(length)
+
+    monkeypatch.setattr(SideLayers, "truncate", truncate)
+    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
+    full = [step.accepted == step.drafted > 0 for step in got.steps]
+    assert list(got.token_ids) == text[13:]
+    assert True in full and False in full and len(lengths) == len(got.steps) > 5
+
+
+@torch.inference_mode(False)
+def test_training_runs_what_decoding_runs(tmp_path: Path) -> None:
+    """Of texts of two lengths what the head reads, and the loss by the formula; the last token teaches nothing."""
+    models, module, method = pair("llama"), adapter_of("llama", 0), Kangaroo()
+    naive, texts, total = naive_of(method, module, models), [prompt_of(14), prompt_of(9)], 0.0
+    weights = [[1.0] * 14, [0.0, 0.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]]
+    batch = batch_of(models.naive, texts, weights)
+    with torch.no_grad():
+        found = module.normed(batch, 1)
+    for row, text in enumerate(texts):
+        normed = naive.normed(text)
+        torch.testing.assert_close(found[row, : len(text)].double(), normed, rtol=0.0, atol=2e-4)
+        wanted = models.naive.logits(models.naive.states(text)[-1]).log_softmax(-1)
+        apart = (wanted.exp() * (wanted - models.naive.model.lm_head(normed).log_softmax(-1))).sum(-1)
+        total += float((apart[:-1] * torch.tensor(weights[row][1:])).sum())
+    assert float(method.loss(module, batch).detach()) == pytest.approx(total, rel=1e-4)
+
+
+@torch.inference_mode(False)
+def test_over_a_draft_vocabulary_the_loss_counts_by_the_mass_inside() -> None:
+    models, module, method, text = pair("llama"), adapter_of("llama", 0), Kangaroo(), prompt_of(12)
+    weight = models.naive.model.lm_head.weight
+    batch = replace(
+        batch_of(models.naive, [text]), draft_ids=IDS, draft_rows=lambda normed: normed.double() @ weight[IDS].T
+    )
+    wanted = models.naive.logits(models.naive.states(text)[-1]).log_softmax(-1)[:-1, IDS]
+    said = naive_of(method, module, models).normed(text)[:-1] @ weight[IDS].T
+    mass = wanted.exp().sum(-1)
+    total = (wanted.exp() * (wanted - said.log_softmax(-1))).sum() - (mass * mass.log()).sum()
+    assert float(method.loss(module, batch).detach()) == pytest.approx(float(total), rel=1e-4)
+
+
+def test_a_fresh_adapter_is_the_bare_exit() -> None:
+    models = pair("llama")
+    module, batch = (
+        Kangaroo().build(models.target.info, models.target.lm_head.weight),
+        batch_of(models.naive, [prompt_of(9)]),
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(module.normed(batch, 2), batch.norm(batch.states[2]))
+
+
+@pytest.mark.slow
+@torch.inference_mode(False)
+def test_what_was_learnt_is_accepted(tmp_path: Path) -> None:
+    models, method = pair("llama"), Kangaroo(draft_tokens=3, confidence=0)
+    torch.manual_seed(0)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    batch = batch_of(models.naive, answered(models.naive, 12))
+    before, accepted = method.yardsticks(module, batch), list[int]()
+    for steps in (0, 150):
+        losses = learn(method.loss, module, batch, steps)
+        trained = with_modules(method, module, models, tmp_path / str(steps))
+        answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
+        accepted.append(sum(step.accepted for got in answers for step in got.steps))
+    after = method.yardsticks(module, batch)
+    assert losses[-1] < 0.7 * losses[0]
+    assert before["exit_1_top1"] == before["exit_1_bare_top1"] == after["exit_1_bare_top1"]
+    assert after["exit_1_top1"].share > before["exit_1_top1"].share + 0.2
+    assert accepted[1] > 1.5 * accepted[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"draft_tokens": 0},
+        {"exit": -1},
+        {"confidence": 1.5},
+        {"token_cost": 0.2},
+        {"stop": "bandit", "token_cost": -1.0},
+        {"stop": "bandit", "confidence": 0.5},
+    ],
+)
+def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Kangaroo(**options)
+
+
+@pytest.mark.parametrize(("layers", "exit_layer"), [(32, 4), (30, 3), (12, 1), (4, 1), (2, 1)])
+def test_the_exit_follows_from_the_depth(layers: int, exit_layer: int) -> None:
+    assert Kangaroo().exit_layer(layers) == exit_layer and Kangaroo(exit=2).exit_layer(layers) == 2
+
+
+def test_an_exit_that_leaves_no_layer_to_verify_is_refused() -> None:
+    info = pair("llama").target.info
+    assert "exit 4" in str(Kangaroo(exit=4).unsupported(info))
+    assert Kangaroo(exit=3).unsupported(info) is None
+    assert Kangaroo().unsupported(replace(info, layers=1)) is not None
+
+
+@torch.inference_mode()
+def test_modules_of_another_exit_and_none_are_refused(tmp_path: Path) -> None:
+    models = pair("llama")
+    with_modules(Kangaroo(exit=2), adapter_of("llama", 0), models, tmp_path)
+    with refused("trained_with_other_option", "exit=2"):
+        Kangaroo(modules=str(tmp_path)).prepare(models.target)
+    with refused("modules_missing", "benchctl train kangaroo"):
+        Kangaroo().prepare(models.target)
