@@ -211,6 +211,7 @@ def test_the_plain_drafter_of_doctor_knows_no_other_tokens_either(tmp_path: Path
 LABELS = (
     *DRAFTERS,
     "medusa[nodes=6]",
+    "kangaroo[draft_tokens=2,confidence=0.3]",
     "m2r2[draft_tokens=2,width=3,source=exit,confidence=0.2]",
     "early_exit[mode=draft,confidence=classifier,threshold=0.5,exits=1]",
     "early_exit[mode=draft,head=trained,confidence=softmax_max,threshold=0.3]",

@@ -101,6 +101,8 @@ SAMPLED = (
     "sequential[kind=redrafter,heads=3,tree=1x1x1]",
     "dflash[draft_tokens=2,confidence=0]",
     "dflash[markov=4,draft_tokens=2,confidence=0.05]",
+    "kangaroo[draft_tokens=2,confidence=0]",
+    "kangaroo[exit=2,draft_tokens=3]",
     "lookahead[ngram=2,window=3]",
     "lookahead[ngram=3,window=3,prompt_pool=true]",
     "lookahead[ngram=3,window=2,prompt_pool=true,bonus=false]",
