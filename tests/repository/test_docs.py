@@ -73,7 +73,6 @@ def test_every_command_on_a_page_parses(words: list[str]) -> None:
     check_parses(words)
 
 
-@pytest.mark.usefixtures("follow")
 def test_every_label_of_the_literature_can_be_built() -> None:
     """And every method that ships has a row, but for the baseline and what puts two drafters together."""
     text = (DOCS / "literature.md").read_text(encoding="utf-8").replace("FILE", "file.safetensors")
@@ -84,6 +83,7 @@ def test_every_label_of_the_literature_can_be_built() -> None:
     assert built == set(registry.SHIPPED) - {"autoregressive"}
 
 
+@pytest.mark.usefixtures("follow")
 def test_the_commands_of_the_workflow_parse() -> None:
     (workflow,) = blocks(DOCS / "gate.md", "yaml")
     lines = re.findall(r"/bin/benchctl (.*)", workflow)
