@@ -69,9 +69,9 @@ class Blocks:
         weights, sizes, batch = layer.self_attn, self._module.sizes, self._batch
 
         def heads(name: str, read: Tensor, at: Tensor) -> Tensor:
-            values = weights[f"{name}_proj"](read).unflatten(-1, (-1, sizes.head_dim))
+            values = torch.unflatten(weights[f"{name}_proj"](read), -1, (-1, sizes.head_dim))
             if name == "v":
-                return cast(Tensor, values)
+                return values
             turn = batch.rotary(at.flatten()).view(*at.shape, 1, -1)
             return turned(weights[f"{name}_norm"](values), turn)
 
@@ -97,7 +97,7 @@ class Blocks:
         """[.., k] of the draft vocabulary, for states [.., width] and the tokens before [..]."""
         logits = self._batch.draft_head(read).float()
         markov = self._module.markov
-        return logits if markov is None else logits + markov["after"](markov["before"](before))
+        return logits if markov is None else logits + markov(before)
 
 
 def dflash_loss(module: DflashModule, batch: TrainingBatch, taps: Sequence[int], rows: int, gamma: float) -> Tensor:
