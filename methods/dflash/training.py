@@ -69,7 +69,8 @@ class Blocks:
         weights, sizes, batch = layer.self_attn, self._module.sizes, self._batch
 
         def heads(name: str, read: Tensor, at: Tensor) -> Tensor:
-            values = torch.unflatten(weights[f"{name}_proj"](read), -1, (-1, sizes.head_dim))
+            product: Tensor = weights[f"{name}_proj"](read)
+            values = product.view(*product.shape[:-1], -1, sizes.head_dim)
             if name == "v":
                 return values
             turn = batch.rotary(at.flatten()).view(*at.shape, 1, -1)
