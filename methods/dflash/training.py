@@ -77,7 +77,8 @@ class Blocks:
             return turned(weights[f"{name}_norm"](values), turn)
 
         groups = sizes.num_attention_heads // sizes.num_key_value_heads
-        queries = heads("q", x, self._positions).unflatten(-2, (-1, groups))
+        queries = heads("q", x, self._positions)
+        queries = queries.view(*queries.shape[:-2], -1, groups, sizes.head_dim)
         keys, values = (heads(name, context, batch.positions) for name in "kv")
         own_keys, own_values = (heads(name, x, self._positions) for name in "kv")
         # r texts, a anchors, b and c rows of a block, k key heads, g queries of each, n tokens of the context.
