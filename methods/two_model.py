@@ -1,9 +1,9 @@
 """Speculative decoding with a smaller draft model.
 
 Leviathan, Kalman, Matias, 2023, arXiv 2211.17192, algorithm 1; Chen et al., 2023, arXiv 2302.01318. Rules that end a
-draft early: drafting/stops.py. Draft models with another tokenizer: drafting/vocabularies.py. draft_by: Cascade
-Speculative Drafting, Chen et al., 2023, arXiv 2312.11462; Staged Speculative Decoding, Spector, Re, 2023, arXiv
-2308.04623; both also draft with more than one model, or trees.
+draft early: drafting/stops.py. Draft models with another tokenizer: drafting/vocabularies.py. draft_by: the last level
+of Cascade Speculative Drafting, Chen et al., 2023, arXiv 2312.11462, and of Staged Speculative Decoding, Spector, Re,
+2023, arXiv 2308.04623. Their trees and further draft models are not here. The numbers below are ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchctl.decoding.method import Chain, Context, Outcome, PlainDrafter, chec
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.verify import Verdict, verify_block
 
-_MATCH = 8  # tokens of the longest run that is looked up, plus one
+_MATCH = 8  # one more than the tokens of the longest run that is looked up
 _GUESSES = 3  # tokens looked up for one pass of the draft model
 
 
@@ -38,6 +38,8 @@ class TwoModel(DraftModelMethod):
     stop              measure of that confidence: confidence (the token's draft probability), product (of the draft's
                       tokens) or entropy (AdaEDL's bound of acceptance); or bandit: learn the best length on the way
     token_cost        for stop=bandit, time of drafting and verifying a token in target passes
+    draft_by          lookup: tokens copied from the text are drafts for the draft model, which verifies several of them
+                      in one pass; its own drafts stay the same
     accept            when sampling: token (each on its own) or block (together; keeps more)
     """
 
