@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from math import prod, sqrt
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
@@ -75,7 +76,8 @@ class TwoModel(DraftModelMethod):
         while len(chain.tokens) < most and not ended:
             guesses = self._look_up(unread, min(_GUESSES, most - len(chain.tokens) - 1))
             right = 0  # so many guesses
-            for draft_logits in self.score(context, [*unread, *guesses], rows=1 + len(guesses)).split(1):
+            every_logits = self.score(context, [*unread, *guesses], rows=1 + len(guesses))
+            for draft_logits in torch.split(every_logits, 1):
                 place = chain.add(draft_logits)
                 if ended := self._stop.ends(draft_logits, place):
                     break

@@ -44,7 +44,7 @@ class NaiveKangaroo:
         rotary = model.model.rotary_emb
         head_dim = 2 * rotary.inv_freq.numel()
         normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weights["norm.weight"]
-        queries, keys, values = F.linear(normed, self.weights["qkv.weight"]).split(inner, -1)
+        queries, keys, values = torch.split(F.linear(normed, self.weights["qkv.weight"]), inner, -1)
         angles = torch.arange(rows, dtype=torch.float64)[:, None] * rotary.inv_freq.double()
         mixed = []
         for start in range(0, inner, head_dim):
