@@ -41,6 +41,7 @@ EXACT: tuple[str, ...] = (
     "two_model[draft_tokens=5,confidence=0.3,stop=product]",
     "two_model[draft_tokens=5,stop=entropy,confidence=0.4]",
     "two_model[draft_tokens=3,stop=bandit,accept=block]",
+    "two_model[draft_by=lookup]",
     "draft_tree",
     "draft_tree[tree=3x2x1]",
     "draft_tree[tree=best_first,nodes=6,depth=3,confidence=0]",

@@ -63,6 +63,7 @@ SAMPLED = (
     "two_model[stop=product,confidence=0.2,draft_tokens=3,accept=block]",
     "two_model[stop=entropy,confidence=0.5,draft_tokens=3]",
     "two_model[stop=bandit,draft_tokens=2]",
+    "two_model[draft_by=lookup,confidence=0.4,draft_tokens=3]",
     "draft_tree[width=2,nodes=4,confidence=0.1]",
     "draft_tree[tree=3]",
     "draft_tree[tree=2x1]",
