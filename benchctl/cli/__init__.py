@@ -114,10 +114,14 @@ Environment:
   BENCHCTL_DATA     folder with the published prompts of the suites
   BENCHCTL_CACHE    folder of fetched prompts; default: in XDG_CACHE_HOME
   OPENAI_API_KEY    key of `judge`
+  BENCHCTL_ENGINE_KEY
+                    key of the server of an engine
   HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HTTPS_PROXY, ALL_PROXY
                     models from the hub
   RANK, WORLD_SIZE, LOCAL_RANK, OMP_WAIT_POLICY
                     `train` in several processes
+  CUDA_VISIBLE_DEVICES, RAY_ADDRESS
+                    GPUs and cluster of `sweep run`
   NO_COLOR, COLUMNS colours and width of tables
 
 `benchctl VERB --help` has the options of a verb, with examples."""

@@ -21,7 +21,7 @@ _FOLDER = click.Path(path_type=Path)
 
 @click.group()
 def sweep() -> None:
-    """Plan many runs, and execute them on one machine, a Ray cluster or Slurm.
+    """Plan many runs, and execute them on many machines: this one, a Ray cluster, or Slurm.
 
     \b
     Examples:

@@ -45,6 +45,12 @@ class ServerProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def ended_within(self, seconds: float) -> bool:
+        """Whether it ends in this time: the guard needs a moment after the server."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return not self.is_alive
+
     def last_words(self) -> str:
         """The end of the log."""
         lines = Path(self._log.name).read_text(encoding="utf-8", errors="replace").splitlines()

@@ -14,6 +14,7 @@ from benchctl.serving.engine import Answer, Deployment, Engine, Question
 from benchctl.serving.process import ServerProcess, free_port
 
 _POLL_S = 0.1
+_END_S = 2.0  # between the end of a connection and that of the server
 _PROBE = (0, 1)
 _FOLDERS = re.compile(r"""(^|["'=])/[^"'\s]*/""")  # of an absolute path in an argument
 
@@ -38,7 +39,7 @@ class Served(Engine):
             events = self._client.stream(self.dialect.path, body, question.clock, self.limit_s)
             return self.dialect.read(events)
         except UserError as error:
-            if error.id in ("engine_gone", "answer_cut") and not self._is_alive:
+            if error.id in ("engine_gone", "answer_cut") and self._has_ended:
                 raise self._died() from error
             if error.id == "engine_too_slow":
                 self.stop()
@@ -60,6 +61,10 @@ class Served(Engine):
     @property
     def _is_alive(self) -> bool:
         return self._process is None or self._process.is_alive
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.ended_within(_END_S)
 
     def _died(self) -> UserError:
         words = f": {self._process.last_words()}" if self._process is not None else ""
