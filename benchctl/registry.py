@@ -1,8 +1,8 @@
-"""From a label such as `two_model[draft_tokens=5]` to a method or judge: names by file, options by dataclass field.
+"""From a label such as `two_model[draft_tokens=5]` to a method, engine or judge: names by file, options by field.
 
-Built-in ones are found by the name of a file, or of a package, in benchctl.methods and benchctl.judges, so a new one
-needs no reinstall. Other distributions announce theirs as entry points of the groups of these names; a built-in of the
-same name wins.
+Built-in ones are found by the name of a file, or of a package, in benchctl.methods, benchctl.engines and
+benchctl.judges, so a new one needs no reinstall. Other distributions announce theirs as entry points of the groups of
+these names; a built-in of the same name wins.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from benchctl.records.labels import current_label, split_options
 if TYPE_CHECKING:
     from benchctl.decoding.method import Method
     from benchctl.judging.judge import Judge
+    from benchctl.serving.engine import Engine
 
 BASELINE = "autoregressive"
 METHODS = "benchctl.methods"
 JUDGES = "benchctl.judges"
+ENGINES = "benchctl.engines"
 # The tests of benchctl examine these; a file that a user puts into methods/ is a plug-in like one of a distribution.
 SHIPPED = frozenset(
     (
         *("autoregressive", "combine", "deed", "dflash", "draft_tree", "eagle", "early_exit", "expert_offload"),
-        *("lookahead", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths", "prompt_lookup"),
-        *("skip_decode", "suffix", "token_recycling", "two_model"),
+        *("kangaroo", "lookahead", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths"),
+        *("prompt_lookup", "pseudo", "sequential", "skip_decode", "skip_layers", "specee"),
+        *("suffix", "token_recycling", "two_model"),
     )
 )
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
@@ -113,6 +116,11 @@ def judge_names() -> tuple[str, ...]:
     return tuple(sorted({*_builtin(JUDGES), *_plugins(JUDGES)}))
 
 
+def engine_names() -> tuple[str, ...]:
+    """Every engine that can be named, sorted; imports none of them."""
+    return tuple(sorted({*_builtin(ENGINES), *_plugins(ENGINES)} - {*method_names()}))
+
+
 def builtin_names() -> tuple[str, ...]:
     """The methods that benchctl ships, sorted: the names of files and packages in methods/."""
     return _builtin(METHODS)
@@ -180,6 +188,17 @@ def judge_class(name: str) -> type[Judge]:
     return _class(JUDGES, name)
 
 
+def engine_class(name: str) -> type[Engine]:
+    """The class behind an engine's name. Raises UserError, listing the known names, for any other."""
+    return _class(ENGINES, name)
+
+
+def build_engine(label: Label) -> Engine:
+    """The engine that a label asks for. Raises UserError for an unknown engine or option and for a misfit value."""
+    built: Engine = _built(label, engine_class(label.name))
+    return built
+
+
 def build(label_text: str) -> Method:
     """The method that a label asks for. Raises UserError for an unknown method or option and for a misfit value."""
     from benchctl.decoding.method import Combines
@@ -203,7 +222,7 @@ def build_judge(label: Label) -> Judge:
     return built
 
 
-def canonical_label(built: Method, label: Label) -> str:
+def canonical_label(built: Method | Engine, label: Label) -> str:
     """The one spelling of a label: only the options that differ from their defaults, in the order declared."""
     return Label(label.name, changed_options(built)).text
 
@@ -246,7 +265,7 @@ def _steps(text: str, part: str) -> list[str]:
 
 
 def _class(group: str, name: str) -> type[Any]:
-    noun = "judge" if group == JUDGES else "method"
+    noun = {JUDGES: "judge", ENGINES: "engine"}.get(group, "method")
     if name in _builtin(group):
         return _class_in_file(group, name)
     plugins = _plugins(group)

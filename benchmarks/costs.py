@@ -113,7 +113,7 @@ def measure(
     ready = [choice for choice in ready if not choice.unsupported]
     loads = {"target": (models.target, loaded), "draft": (models.draft, draft_model)}
     origins = origin(loads, ready, prompts, max_new_tokens)
-    arms = [Arm(without_places(choice.label), choice.method) for choice in ready]
+    arms = [Arm(without_places(choice.label), choice.method) for choice in ready if isinstance(choice.method, Method)]
     texts = embedded_prompts(loaded, prompts)
     for arm in arms:
         time_steps(arm.method, loaded, texts[0], WARM_UP_TOKENS, Clock())

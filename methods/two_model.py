@@ -1,23 +1,31 @@
 """Speculative decoding with a smaller draft model.
 
 Leviathan, Kalman, Matias, 2023, arXiv 2211.17192, algorithm 1; Chen et al., 2023, arXiv 2302.01318. Rules that end a
-draft early: drafting/stops.py. Draft models with another tokenizer: drafting/vocabularies.py.
+draft early: drafting/stops.py. Draft models with another tokenizer: drafting/vocabularies.py. draft_by: the last level
+of Cascade Speculative Drafting, Chen et al., 2023, arXiv 2312.11462, and of Staged Speculative Decoding, Spector, Re,
+2023, arXiv 2308.04623. Their trees and further draft models are not here. The numbers below are ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod, sqrt
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.drafting.occurrences import Occurrences
 from benchctl.decoding.drafting.second_model import DraftModelMethod
 from benchctl.decoding.drafting.stops import Stop, StopRule
 from benchctl.decoding.method import Chain, Context, Outcome, PlainDrafter, check_options, refuse_options
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.verify import Verdict, verify_block
+
+_MATCH = 8  # one more than the tokens of the longest run that is looked up
+_GUESSES = 3  # tokens looked up for one pass of the draft model
 
 
 @dataclass
@@ -31,6 +39,8 @@ class TwoModel(DraftModelMethod):
     stop              measure of that confidence: confidence (the token's draft probability), product (of the draft's
                       tokens) or entropy (AdaEDL's bound of acceptance); or bandit: learn the best length on the way
     token_cost        for stop=bandit, time of drafting and verifying a token in target passes
+    draft_by          lookup: tokens copied from the text are drafts for the draft model, which verifies several of them
+                      in one pass; its own drafts stay the same
     accept            when sampling: token (each on its own) or block (together; keeps more)
     """
 
@@ -38,7 +48,9 @@ class TwoModel(DraftModelMethod):
     confidence: float = 0.5
     stop: StopRule = "confidence"
     token_cost: float = 0.15
+    draft_by: Literal["none", "lookup"] = "none"
     accept: Literal["token", "block"] = "token"
+    _runs: Occurrences = field(init=False, repr=False, compare=False)
     _stop: Stop = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -54,18 +66,35 @@ class TwoModel(DraftModelMethod):
 
     def start(self, context: Context) -> int:
         self._stop = Stop(self.stop, self.confidence, self.draft_tokens, self.token_cost)
+        self._runs = Occurrences(_MATCH)
         return super().start(context)
 
     def draft(self, context: Context, budget: int) -> Draft:
         unread = self.unread(context)
         chain = Chain(context, self.vocabulary)
-        for _ in range(min(self._stop.begin(), budget, self.room)):
-            draft_logits = self.feed(context, unread)
-            place = chain.add(draft_logits)
-            if self._stop.ends(draft_logits, place):
-                break
+        most, ended = min(self._stop.begin(), budget, self.room), False
+        while len(chain.tokens) < most and not ended:
+            guesses = self._look_up(unread, min(_GUESSES, most - len(chain.tokens) - 1))
+            right = 0  # so many guesses
+            every_logits = self.score(context, [*unread, *guesses], rows=1 + len(guesses))
+            for draft_logits in torch.split(every_logits, 1):
+                place = chain.add(draft_logits)
+                if ended := self._stop.ends(draft_logits, place):
+                    break
+                if guesses[right : right + 1] != list(self._tokens.read(chain.tokens[-1])):
+                    break
+                right += 1
+            self._stream.keep(range(len(unread) + right))
             unread = list(self._tokens.read(chain.tokens[-1]))
         return chain.draft()
+
+    def _look_up(self, unread: Sequence[int], most: int) -> list[int]:
+        """At most so many own tokens that followed the longest run of last tokens where it first occurred."""
+        if self.draft_by == "none":
+            return []
+        self._runs.append(self._text[len(self._runs.tokens) :])
+        matches = self._runs.matches([*self._stream.text[-_MATCH:], *unread])
+        return self._runs.following(matches[-1], most) if matches else []
 
     def observe(self, context: Context, outcome: Outcome) -> None:
         self._stop.learn(len(outcome.draft), len(outcome.verdict.path))

@@ -206,7 +206,7 @@ class Group:
         alike = len({(file.run.commit, str(file.run.versions)) for file in self.files}) == 1
         alike &= len(codes) == len(dict(codes))
         frames = [self.frame] if alike else [frame for _, frame in self.frame.groupby("file")]
-        half = self.run.dtype not in ("float32", "float64")
+        half = self.run.dtype not in ("float32", "float64") or self.is_of_engines
         return frozenset(label for frame in frames for label in remembering(frame, half))
 
     def is_impossibly_fast(self, label: str) -> bool:
@@ -214,6 +214,11 @@ class Group:
         counted = all(file.run.schema_version >= COUNTED_SINCE for file in self.files)
         plain = self.run.baseline == "autoregressive"  # passes of a method that drafts or loads take longer
         return plain and counted and not self.run.imported and impossibly_fast(self.pairs(label))
+
+    @property
+    def is_of_engines(self) -> bool:
+        """Whether other engines were measured, whose kernels may round otherwise each time."""
+        return any(method.engine is not None for method in self.run.methods)
 
     @property
     def repeats(self) -> Repeats:
@@ -406,6 +411,8 @@ def _check_baselines(files: tuple[RunFile, ...], frame: pd.DataFrame) -> None:
     run = files[0].run
     alike = all((file.run.versions, file.run.commit) == (run.versions, run.commit) for file in files)
     if len(files) == 1 or not alike or run.temperature > 0 or run.dtype != "float32" or run.imported:
+        return
+    if any(method.engine is not None for method in run.methods):
         return
     answers = frame[(frame["label"] == run.baseline) & frame["error"].isna()]
     by_file = answers.groupby(["suite", "prompt_id", "turn", "file"])["answer_id"].first().unstack("file")

@@ -14,7 +14,7 @@ import pandas as pd
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame.build import Round, broken, claims_exact, last_tries, planned_repeat
-from benchctl.analysis.frame.rows import CONDITION, FIDELITY
+from benchctl.analysis.frame.rows import CONDITION, COUNTER, FIDELITY
 from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS
 from benchctl.analysis.metrics.faithfulness import EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.metrics.modes import STEP, STEP_PHASES
@@ -135,6 +135,16 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "{label}: {answers} of {generations} answers lack a verdict; measure again",
         "{label}: for {answers} of {generations} answers the check against the target failed. Their times count, "
         "but no claim rests on them. Measure again with more free memory, or a smaller --max-new-tokens.",
+    ),
+    "prefix_cache_unproved": (
+        "{engine} does not report its prefix cache: switch it off",
+        "{label}: {engine} does not report whether it read prompts from its cache, which would make repeats faster. "
+        "Start it without a prefix cache.",
+    ),
+    "counts_wrong": (
+        "{label}: {answers} of {generations} answers have impossible counts",
+        "{label}: the engine's counts of {answers} of {generations} answers cannot be true, and are left out. Use "
+        "another version of the engine.",
     ),
     "scores_notice": ("{notice}", "{notice}"),
     "scores_left_out": (
@@ -342,6 +352,13 @@ def _of_generations(group: Group) -> Iterator[Warning]:
         answers = int((rows[controls].astype(float) > 0).sum()) if controls in rows else 0
         if answers:
             yield _warn("verdict_unknown", label=str(label), answers=answers, generations=len(rows))
+    for method in group.methods:
+        if method.engine is not None and method.engine.prefix_cache == "unproved":
+            yield _warn("prefix_cache_unproved", label=method.label, engine=method.engine.name)
+    wrong = COUNTER + "wrong_counts"
+    for label, rows in group.frame.groupby("label", sort=False) if wrong in group.frame else ():
+        if answers := int(rows[wrong].notna().sum()):
+            yield _warn("counts_wrong", label=str(label), answers=answers, generations=len(rows))
     # The mean KL leaves out answers, of those whose rounds are in figures at all.
     for label, rows in group.frame[~group.frame["round_invalid"]].groupby("label", sort=False):
         finite, infinite, unrepeated = (

@@ -15,6 +15,7 @@ GROUPS = {
     "Measure": {
         "run": "Measure methods against the baseline",
         "demo": "Measure every method on embedded prompts",
+        "sweep": "Plan many runs, and execute them on many machines",
     },
     "Read": {
         "compare": "Compare the methods in results files",
@@ -31,7 +32,7 @@ GROUPS = {
         "train": "Train a draft model, or the modules of a method",
         "import": "Import answers published by other projects",
         "predict": "Predict each method's speed-up from acceptance and costs",
-        "list": "List the methods, judges, suites or models",
+        "list": "List the methods, engines, judges, suites or models",
     },
 }
 VERBS = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
@@ -113,10 +114,14 @@ Environment:
   BENCHCTL_DATA     folder with the published prompts of the suites
   BENCHCTL_CACHE    folder of fetched prompts; default: in XDG_CACHE_HOME
   OPENAI_API_KEY    key of `judge`
+  BENCHCTL_ENGINE_KEY
+                    key of the server of an engine
   HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HTTPS_PROXY, ALL_PROXY
                     models from the hub
   RANK, WORLD_SIZE, LOCAL_RANK, OMP_WAIT_POLICY
                     `train` in several processes
+  CUDA_VISIBLE_DEVICES, RAY_ADDRESS
+                    GPUs and cluster of `sweep run`
   NO_COLOR, COLUMNS colours and width of tables
 
 `benchctl VERB --help` has the options of a verb, with examples."""

@@ -147,6 +147,7 @@ def _on_random_models(methods: Sequence[str]) -> tuple[Findings, Mapping[str, st
 
 def _on_own_model(options: _Options) -> tuple[Findings, Mapping[str, str]]:
     from benchctl.conformance.own_model import WHAT, Case, verify
+    from benchctl.decoding.method import Method
     from benchctl.measuring.run import prepare_own_model
     from benchctl.measuring.settings import ModelSettings, PromptSettings
 
@@ -164,6 +165,7 @@ def _on_own_model(options: _Options) -> tuple[Findings, Mapping[str, str]]:
             if choice.unsupported:
                 click.echo(f"Note: {choice.label} cannot run here: {choice.unsupported}.", err=True)
                 continue
+            assert isinstance(choice.method, Method)
             new_tokens, draws = asked.max_new_tokens, asked.draws
             case = Case(choice.label, choice.method, own.target, own.drafts(choice), own.prompts, new_tokens, draws)
             yield choice.label, verify(case, Path(own.name).name)

@@ -1,4 +1,4 @@
-"""`benchctl list`: the methods, judges, suites and embedded models of this installation."""
+"""`benchctl list`: the methods, engines, judges, suites and embedded models of this installation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-_Line = dict[str, Any]  # what --json prints of a method, judge, suite or model
+_Line = dict[str, Any]  # what --json prints of a method, engine, judge, suite or model
 
 
 @click.command(name="list", no_args_is_help=True)
-@click.argument("kind", type=click.Choice(["methods", "judges", "suites", "models"]))
+@click.argument("kind", type=click.Choice(["methods", "engines", "judges", "suites", "models"]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def list_(kind: str, as_json: bool) -> None:
-    """List the methods, judges, suites or models of this installation.
+    """List the methods, engines, judges, suites or models of this installation.
 
     \b
     Examples:
@@ -46,6 +46,12 @@ def _methods() -> list[_Line]:
         }
         for name, kind in ((name, method_class(name)) for name in method_names())
     ]
+
+
+def _engines() -> list[_Line]:
+    from benchctl.registry import engine_class, engine_names
+
+    return [{"name": name, **_described(engine_class(name))} for name in engine_names()]
 
 
 def _judges() -> list[_Line]:
@@ -86,6 +92,7 @@ def _models() -> list[_Line]:
 
 _LISTINGS: dict[str, tuple[Callable[[], list[_Line]], tuple[str, ...]]] = {
     "methods": (_methods, ("name", "family", "exactness", "description")),
+    "engines": (_engines, ("name", "description")),
     "judges": (_judges, ("name", "description")),
     "suites": (_suites, ("name", "published", "embedded", "turns", "licence")),
     "models": (_models, ("name", "role", "parameters", "size", "licence", "data")),

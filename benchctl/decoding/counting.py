@@ -19,8 +19,10 @@ class Step:
     drafted   tokens along the deepest branch of the draft that was verified
     accepted  drafted tokens kept
     rows      rows that finished the target's last layer
-    layers    layers run for each committed token; those of earlier tokens that were put off count when they run
-    passes    through the target: how often the last layer ran with a draft, otherwise how often a layer ran at most
+    layers    layers run for each committed token; those of earlier tokens that were put off count when they run, and
+              those of detours, whose sublayers count half, are spread over the tokens of the step
+    passes    through the target: how often the last layer ran with a draft, otherwise how often a layer ran at most;
+              without detours
     """
 
     tokens: tuple[int, ...]
@@ -35,14 +37,17 @@ def count_step(context: Context, tokens: Sequence[int], runs: Sequence[LayerRun]
     """The step that committed ``tokens`` by these runs. Raises UserError for tokens that they cannot have given."""
     layers = context.target.layers
     outcomes, context.verified[:] = list(context.verified), []
+    detours = sum(run.rows * run.sublayers for run in runs if run.sublayers is not None) // 2
+    runs = [run for run in runs if run.sublayers is None]
     rows = sum(run.rows for run in runs if run.last == layers)
     if outcomes:
         passes = sum(run.last == layers for run in runs)
-        depths = (layers,) * len(tokens)
+        ran = layers * len(tokens)
     else:
         passes = max(_by_layer(((run.first, run.last, 1) for run in runs), layers))
-        share, rest = divmod(sum(run.rows * (run.last - run.first) for run in runs), max(len(tokens), 1))
-        depths = tuple(share + (index < rest) for index in range(len(tokens)))
+        ran = sum(run.rows * (run.last - run.first) for run in runs)
+    share, rest = divmod(ran + detours, max(len(tokens), 1))
+    depths = tuple(share + (index < rest) for index in range(len(tokens)))
     step = Step(
         tuple(tokens),
         sum(outcome.draft.depth for outcome in outcomes),
@@ -80,7 +85,8 @@ def check_cache(context: Context, kept_tokens: int) -> None:
 
 def check_all_layers(context: Context, runs: Iterable[LayerRun]) -> None:
     """Raises UserError where some layer ran fewer rows than the text has: no method that claims exactness does."""
-    cache, ran = context.stream.cache, _by_layer(runs, context.target.layers)
+    whole = ((run.first, run.last, run.rows) for run in runs if run.sublayers is None)
+    cache, ran = context.stream.cache, _by_layer(whole, context.target.layers)
     held = [length - len(absent) for length, absent in zip(cache.lengths, cache.absent, strict=True)]
     rows = list(map(min, ran, held))
     needed = len(context.tokens) - 1

@@ -51,6 +51,23 @@ class DecodeRequest:
 
 
 @dataclass(frozen=True)
+class Reported:
+    """What another engine sent of an answer, in place of what the loop counts; sums are None where it sent none.
+
+    arrived_s       when tokens arrived, in seconds since the question was sent
+    arrived_tokens  how many arrived then
+    by_step         whether the generation has steps; otherwise the sums stand for them
+    """
+
+    arrived_s: tuple[float, ...]
+    arrived_tokens: tuple[int, ...]
+    by_step: bool
+    steps: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+
+
+@dataclass(frozen=True)
 class Generation:
     """One answer. token_ids end with the first stop token, or at the limit; steps are truncated alike.
 
@@ -60,6 +77,7 @@ class Generation:
     counters  what a method that offloads experts counted
     phases    seconds of each phase of each step, by its name, in a profile
     forced    the forced text, with how often it was the method's own choice
+    reported  of an answer of another engine, which has no layers, and steps only where they are known
     """
 
     token_ids: tuple[int, ...]
@@ -71,6 +89,12 @@ class Generation:
     counters: Mapping[str, float] = field(default_factory=dict)
     phases: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     forced: ForcedText | None = None
+    reported: Reported | None = None
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from before prefill to the last token."""
+        return self.ttft_s + sum(self.step_s) if self.reported is None else self.reported.arrived_s[-1]
 
 
 @torch.inference_mode()

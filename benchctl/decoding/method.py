@@ -282,6 +282,13 @@ class Speculative(Method):
             return verify_greedy(draft, target_logits.argmax(-1).tolist())
         return verify_rejection(draft, context.sampling.rows(target_logits), context.generator)
 
+    def run_draft(self, context: Context, root: int, draft: Draft) -> None:
+        """Run the open rows, pushed already, through all layers that they lack; ``root`` is that of the draft.
+
+        Further rows may be pushed here, behind those of the draft, which do not see them: verification ignores them.
+        """
+        context.stream.advance()
+
     def step(self, context: Context) -> Sequence[int]:
         context.enter("draft")
         context.stream.push(context.tokens[-1:])
@@ -304,12 +311,13 @@ class Speculative(Method):
         root = len(context.tokens) - 1 - stream.base
         pushed = stream.rows - root - 1  # by the drafter itself
         stream.push(draft.tokens[pushed:], [root + 1 + parent for parent in draft.parents[pushed:]])
-        stream.advance()
-        target_logits = stream.logits(root)
+        self.run_draft(context, root, draft)
+        states = stream.states[root : root + 1 + len(draft)]
+        target_logits = stream.target.head(states)
         verdict = self.verify(context, draft, target_logits)
         if context.forced is not None:
             verdict = context.forced.impose(context.new_tokens, draft, verdict)
         kept_rows = [*range(root + 1), *(root + 1 + row for row in verdict.path)]
-        outcome = Outcome(draft, verdict, target_logits, stream.states[root:], kept_rows)
+        outcome = Outcome(draft, verdict, target_logits, states, kept_rows)
         context.verified.append(outcome)
         return outcome

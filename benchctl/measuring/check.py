@@ -25,8 +25,10 @@ from benchctl.measuring.clock import utc_now
 from benchctl.measuring.prompts.fit import Filler, fit_suite, make_filler
 from benchctl.measuring.prompts.suites import Suite, load_suite
 from benchctl.measuring.settings import ModelSettings, PromptSettings, RunSettings
-from benchctl.records.schema import Scalar
+from benchctl.options import options_of
+from benchctl.records.schema import EngineInfo, Scalar
 from benchctl.records.writer import check_output, read
+from benchctl.serving.engine import Deployment, Engine
 
 NO_DRAFT = "it needs a draft model; name one with --draft-model"
 _NAMED = 2  # suites or labels in the name of a results file; more are counted
@@ -53,6 +55,8 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
         raise UserError("replay_needs_greedy", "--replay forces a greedy text: leave out --temperature, or --replay.")
     models = choose_models(settings.models)
     choices = choose_methods(settings.labels, models, settings.batch_size)
+    if isinstance(choices[0].method, Engine):
+        check_engine_settings(settings)
     device, dtype = choose_device(settings.models)
     check_out(settings.out, settings)
     remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
@@ -73,6 +77,20 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     room = tokenizer.context_tokens - len(filler.ids)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify, room) for suite in suites)
     return CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
+
+
+def check_engine_settings(settings: RunSettings) -> None:
+    """Raises UserError for settings that concern our own decoding: engines answer one prompt at a time, greedily."""
+    asked = {
+        "--temperature": settings.answers.temperature > 0,
+        "--replay": settings.repeat.replay,
+        "--profile": settings.repeat.profile,
+        "--batch-size": settings.batch_size > 1,
+    }
+    if wrong := [option for option, is_given in asked.items() if is_given]:
+        raise UserError(
+            "not_for_engines", f"{', '.join(wrong)} cannot be used with engines, which decode by themselves; leave out."
+        )
 
 
 def choose_device(settings: ModelSettings) -> tuple[str, str]:
@@ -133,22 +151,24 @@ def name_run(suites: Sequence[Suite], choices: Sequence[Choice], methods: Sequen
 
 @dataclass(frozen=True)
 class Choice:
-    """A method under its canonical label.
+    """A method, or another engine, under its canonical label.
 
     unsupported  why it cannot run here, or empty
     embedded     folder of the package's own modules for method and target, if no modules were named
     named        asked for by name, so that anything it lacks ends the run
     prepare_s    seconds that its preparation took; None before it
     parts        of a method that is made of others
+    engine       facts of an engine; None before it runs
     """
 
     label: str
-    method: Method
+    method: Method | Engine
     unsupported: str = ""
     embedded: str = ""
     named: bool = True
     prepare_s: float | None = None
     parts: tuple[Choice, ...] = ()
+    engine: EngineInfo | None = None
 
     @property
     def whole(self) -> tuple[Choice, ...]:
@@ -178,6 +198,8 @@ class Choice:
         Raises UserError if that method was asked for by name, for named modules of a target of other sizes, and for a
         file of texts that cannot be drafted from.
         """
+        if isinstance(self.method, Engine):
+            return self
         target = TargetInfo.of(tokenizer.config)
         reason = self.unsupported or why_unsupported(self.method, target) or ""
         if reason and self.named:
@@ -193,6 +215,7 @@ class Choice:
 
         Raises UserError for that if the method was asked for by name.
         """
+        assert isinstance(self.method, Method), "engines are deployed"
         if self.unsupported:
             return self
         try:
@@ -208,10 +231,15 @@ class Choice:
             return replace(self, unsupported=str(problem).replace(self.embedded, "embedded modules"))
         return self
 
+    def deploy(self, deployment: Deployment) -> Choice:
+        """The choice with its engine running. Raises UserError for one that does not start."""
+        assert isinstance(self.method, Engine)
+        return replace(self, engine=self.method.start(deployment))
+
     @property
     def options(self) -> Mapping[str, Scalar]:
         """Every option as it was asked for, without the path of embedded modules."""
-        options = {option.name: getattr(self.method, option.name) for option in registry.method_options(self.name)}
+        options = {option.name: getattr(self.method, option.name) for option in options_of(type(self.method))}
         return options | ({"modules": ""} if self.embedded else {})
 
 
@@ -241,6 +269,8 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
     A method of `all` is unsupported if it lacks a draft model or trained modules, or cannot decode batches. Raises
     UserError if it was asked for by name, for missing or wrong modules, and for invalid labels.
     """
+    if engines := [text for text in registry.split_labels(texts) if is_engine(text)]:
+        return choose_engines(registry.split_labels(texts), engines)
     named = {_choose(text, models.target).label for text in texts if text.strip() != "all"}
     labels = (registry.BASELINE, *registry.split_labels(texts))
     unique = {choice.label: choice for choice in (_choose(text, models.target) for text in labels)}.values()
@@ -252,6 +282,37 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
             f"A run has one draft model, but its labels name {', '.join(drafts)}: measure each in its own run.",
         )
     return tuple(_check_needs(choice, models.draft, choice.label in named, batch_size) for choice in unique)
+
+
+def is_engine(text: str) -> bool:
+    return registry.parse_label(text).name in registry.engine_names()
+
+
+def choose_engines(texts: Sequence[str], engines: Sequence[str]) -> tuple[Choice, ...]:
+    """The baseline, which is the engine without speculation, then the labels of `texts`, which must all be `engines`.
+
+    Raises UserError for methods among them, for engines with different baselines, and for invalid labels.
+    """
+    if others := [text for text in texts if text not in engines]:
+        raise UserError(
+            "methods_and_engines",
+            f"A speed-up of {engines[0]} is over the same engine without speculation, so it cannot be measured in one "
+            f"run with {others[0]}. Measure them apart.",
+        )
+    choices, baselines = dict[str, Choice](), dict[str, Choice]()
+    for text in texts:
+        asked = registry.parse_label(text)
+        engine = registry.build_engine(asked)
+        for built, into in ((engine.plain(), baselines), (engine, choices)):
+            label = registry.canonical_label(built, asked)
+            into[label] = Choice(label, built)
+    if len(baselines) > 1:
+        raise UserError(
+            "several_baselines",
+            f"The engines of a run have one baseline, but these have {' and '.join(baselines)}: measure each in its "
+            "own run.",
+        )
+    return tuple((baselines | {label: choice for label, choice in choices.items() if label not in baselines}).values())
 
 
 def choose_method(text: str, models: Models) -> Choice:
@@ -304,7 +365,7 @@ def _choose(text: str, target: str) -> Choice:
     choice = Choice(registry.canonical_label(method, asked), method)
     if isinstance(method, Combines):
         choice = replace(choice, parts=(_choose(method.first, target), _choose(method.then, target)))
-        method.use_parts([part.method for part in choice.parts])
+        method.use_parts([part.method for part in choice.parts if isinstance(part.method, Method)])
     if choice.modules is None:
         return choice
     assert isinstance(method, Trainable)
@@ -332,6 +393,7 @@ def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -
         read_draft_vocabulary(choice.modules)  # a damaged one is refused before weights are read
     parts = tuple(_check_needs(part, draft, named) for part in choice.parts)
     missing = missing or next((part.unsupported for part in parts if part.unsupported), "")
+    assert isinstance(choice.method, Method)
     if batch_size > 1 and (reason := why_not_batched(choice.method)):
         missing = f"it decodes no batches, since {reason}; measure it without --batch-size"
     if missing and named:

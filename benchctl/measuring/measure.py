@@ -11,7 +11,7 @@ from functools import partial
 
 from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.offload import Timer
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
+from benchctl.decoding.loop import DecodeRequest, Generation, Reported, decode
 from benchctl.decoding.method import CarriesOver, Method, labelled_parts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
@@ -26,7 +26,12 @@ from benchctl.measuring.prompts.fit import Filler, cut_prompt
 from benchctl.measuring.teacher_forcing import TeacherForcing
 from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement, Referee, pass_sizes
 from benchctl.measuring.weights import WeightGuard
-from benchctl.records.schema import Mode, Row
+from benchctl.records.schema import Mode, Row, Totals
+from benchctl.serving.engine import Engine, Question
+from benchctl.serving.ledger import settle
+
+# Of an engine's passes nobody knows the rows: these show how much the target's own kernels round.
+_ENGINE_SIZES = (2, 8)
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ class Measurer:
     timings: Timings = field(default_factory=Timings)
     meter: Meter = field(default_factory=Meter)
     guard: WeightGuard | None = None
+    engines: Mapping[str, Engine] = field(default_factory=dict)
     out_of_memory: Counter[str] = field(default_factory=Counter)  # generations by label
 
     def __post_init__(self) -> None:
@@ -166,7 +172,7 @@ class Measurer:
         reading = self.meter.stop()
         self.timings.controls_s += self.clock() - stopped_s
         self._stores.close(job[0])
-        self.timings.generations_s += max(generation.ttft_s + sum(generation.step_s) for generation in generations)
+        self.timings.generations_s += max(generation.wall_s for generation in generations)
         return tuple(
             self._row(task, batch, request, generation, reading, started)
             for task, request, generation in zip(job, requests, generations, strict=True)
@@ -194,7 +200,24 @@ class Measurer:
         if self.config.batch_size > 1:
             return decode_batch(self.methods[label], self.target, requests)
         (request,) = requests
+        if label in self.engines:
+            return (self._ask(label, request),)
         return (decode(self.methods[label], self.target, request),)
+
+    def _ask(self, label: str, request: DecodeRequest) -> Generation:
+        """An engine's answer, as our own loop would count it."""
+        engine, target = self.engines[label], self.target
+        room = target.context_tokens - len(request.prompt_ids)
+        limit = min(request.max_new_tokens, room)
+        question = Question(request.prompt_ids, limit, tuple(target.stop_ids), self.clock)
+        engine.reset()
+        return settle(
+            engine.answer(question),
+            question,
+            drafts=label != self.baseline,
+            limited_by_context=limit < request.max_new_tokens,
+            vocabulary=target.vocabulary,
+        )
 
     def _request(self, prompt_ids: Sequence[int], seed: int = 0) -> DecodeRequest:
         """The request for a free answer to a prompt."""
@@ -237,7 +260,7 @@ class Measurer:
         judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
         self.timings.controls_s += self.clock() - started_s
         self._history(task)[task.turn] = text
-        passes = tuple(step.passes for step in generation.steps)
+        passes, reported = tuple(step.passes for step in generation.steps), generation.reported
         return replace(
             _empty_row(task, batch),
             prompt_tokens=len(request.prompt_ids),
@@ -245,13 +268,13 @@ class Measurer:
             text=text,
             stop_reason=generation.stop_reason,
             started_s=started.wall_s,
-            cpu_s=started.cpu_s,
+            cpu_s=started.cpu_s if reported is None else None,  # an engine works in other processes
             ttft_s=generation.ttft_s,
             step_s=tuple(generation.step_s),
             committed=tuple(len(step.tokens) for step in generation.steps),
             drafted=tuple(step.drafted for step in generation.steps),
             accepted=tuple(step.accepted for step in generation.steps),
-            rows=tuple(step.rows for step in generation.steps),
+            rows=tuple(step.rows for step in generation.steps if reported is None),
             passes=passes if set(passes) - {1} else (),
             layers=tuple(generation.layers),
             counters=dict(generation.counters) | self._vocabulary_of(task).counters(generation.token_ids),
@@ -266,10 +289,15 @@ class Measurer:
             noise=judgement.noise,
             fidelity=fidelity,
             error=None,
+            arrived_s=reported.arrived_s if reported else (),
+            arrived_tokens=reported.arrived_tokens if reported else (),
+            totals=None if reported is None or reported.by_step else _totals(generation, reported),
         )
 
     def _vocabulary_of(self, task: Task) -> DraftVocabulary:
         """That of the method; of a combination that of the first part with one."""
+        if task.label in self.engines:
+            return ALL_TOKENS
         method = self.methods[task.label]
         drafters = (method, *labelled_parts(method).values())
         vocabularies = (each.vocabulary for each in drafters if isinstance(each, UsesDraftVocabulary))
@@ -307,6 +335,8 @@ class Measurer:
         if not self.config.sampling.greedy:
             return Judgement(None if task.label == self.baseline else "sampled")
         if task.label != self.baseline:
+            if generation.reported is not None:
+                return self._referee.judge(request.prompt_ids, generation.token_ids, _ENGINE_SIZES, whole_answer=False)
             sizes = pass_sizes([step.rows for step in generation.steps], together)
             return self._referee.judge(request.prompt_ids, generation.token_ids, sizes)
         if not self._answers.remember(request.prompt_ids, generation.token_ids):
@@ -322,6 +352,8 @@ class Measurer:
         if generation.forced is not None:
             judged, agreed = generation.forced.judged, generation.forced.agreed
             return {"replay_judged_tokens": float(judged), "replay_agreed_tokens": float(agreed)}
+        if generation.reported is not None and task.repeat >= 0:  # an engine's plain answers need not be the target's
+            return self._teacher_forcing.sums(request.prompt_ids, generation.token_ids, also_equal=True)
         if task.label == self.baseline or task.mode != "free" or task.repeat < 0:
             return {}
         method, sums = self.methods[task.label], dict[str, float]()
@@ -342,6 +374,16 @@ def answer_seed(task: Task, *, greedy: bool = False) -> int:
     repeat = 0 if greedy else task.repeat if task.instead_of is None else task.instead_of
     name = f"{task.prompt.suite}\n{task.prompt.id}\n{task.turn}\n{repeat}"
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+
+
+def _totals(generation: Generation, reported: Reported) -> Totals:
+    return Totals(
+        new_tokens=len(generation.token_ids),
+        steps=reported.steps,
+        wall_s=generation.wall_s,
+        drafted=reported.drafted,
+        accepted=reported.accepted,
+    )
 
 
 def _empty_row(task: Task, batch: tuple[str, ...], error: str = "not measured") -> Row:

@@ -6,6 +6,7 @@ import gc
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from benchctl import bundled
 from benchctl.decoding.drafting.texts import UsesTexts
+from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import Experts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
@@ -41,9 +43,10 @@ from benchctl.measuring.session import Notice, Report, Session
 from benchctl.measuring.settings import ModelSettings, PromptSettings
 from benchctl.measuring.validity import Bounds, Watch
 from benchctl.measuring.weights import WeightGuard
-from benchctl.records.schema import MethodInfo, ModelInfo, Run, SuiteInfo
+from benchctl.records.schema import Exactness, MethodInfo, ModelInfo, Run, SuiteInfo
 from benchctl.records.writer import Writer
 from benchctl.registry import SHIPPED, build, doctor_result, source_sha256
+from benchctl.serving.engine import Deployment, Engine
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
 _NO_ROOM = "there is not enough memory for it"
@@ -86,8 +89,17 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
 
     Raises UserError for models that do not load, for a method that changes the target's weights or was asked for by
     name and has modules that do not fit this target,
-    and for a results file that another run is writing or that has other settings.
+    and for a results file that another run is writing or that has other settings. Engines are stopped at the end,
+    whatever happens.
     """
+    with ExitStack() as stack:
+        for choice in checked.choices:
+            if isinstance(choice.method, Engine):
+                stack.callback(choice.method.stop)
+        return _run(checked, report)
+
+
+def _run(checked: CheckedRun, report: Report) -> RunSummary:
     settings = checked.settings
 
     def notify(text: str) -> None:
@@ -104,18 +116,33 @@ def run(checked: CheckedRun, report: Report) -> RunSummary:
     prepared = partial(
         _prepared, target=target, models=models, draft_model=checked.models.draft, guard=guard, clock=clock
     )
-    choices = tuple(_fitting(choice, prepared, needs, notify) for choice in checked.choices)
+    deploy = partial(_deployed, deployment=_deployment(checked, target, clock, notify))
+    choices = tuple(
+        deploy(choice) if isinstance(choice.method, Engine) else _fitting(choice, prepared, needs, notify)
+        for choice in checked.choices
+    )
     for choice in choices:
         if choice.unsupported:
             notify(f"{choice.label} cannot run here: {choice.unsupported}.")
     header = _run_record(checked, choices, models)
     with Writer(checked.out, header, resume=settings.resume, notify=notify) as writer:
-        methods = {choice.label: choice.method for choice in choices if not choice.unsupported}
-        meter = make_meter(checked.device, watch=settings.watch)
+        usable = {choice.label: choice.method for choice in choices if not choice.unsupported}
+        methods = {label: method for label, method in usable.items() if isinstance(method, Method)}
+        engines = {label: method for label, method in usable.items() if isinstance(method, Engine)}
+        meter = make_meter(
+            checked.device,
+            watch=settings.watch,
+            engines_cpu_s=lambda: sum(engine.cpu_s() for engine in engines.values()),
+        )
         config = _decoding_config(checked)
-        measurer = Measurer(target, methods, header.baseline, config, clock, notify, Timer(), meter=meter, guard=guard)
+        measurer = Measurer(
+            *(target, methods, header.baseline, config, clock, notify, Timer()),
+            meter=meter,
+            guard=guard,
+            engines=engines,
+        )
         prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
-        plan = Plan(prompts, tuple(methods), settings.repeat.repeats, settings.batch_size, settings.repeat.modes)
+        plan = Plan(prompts, tuple(usable), settings.repeat.repeats, settings.batch_size, settings.repeat.modes)
         bounds = Bounds(len(usable_cores()) - settings.models.threads)
         watch = Watch(bounds, notify) if settings.watch else None
         session = Session(plan, measurer, writer, report, watch)
@@ -183,6 +210,20 @@ def _prepared(
     return prepared
 
 
+def _deployment(
+    checked: CheckedRun, target: Target, clock: Callable[[], float], notify: Callable[[str], None]
+) -> Deployment:
+    name, threads = checked.models.target, checked.settings.models.threads
+    return Deployment(name, str(bundled.resolve(name)), checked.dtype, threads, target.context_tokens, clock, notify)
+
+
+def _deployed(choice: Choice, deployment: Deployment) -> Choice:
+    """The choice with its engine running, and the time that took."""
+    deployment.notify(f"{choice.label}: starting.")
+    started_s = deployment.clock()
+    return replace(choice.deploy(deployment), prepare_s=deployment.clock() - started_s)
+
+
 def _decoding_config(checked: CheckedRun) -> DecodingConfig:
     answers = checked.settings.answers
     sampling = Sampling(answers.temperature, answers.top_p, answers.top_k, answers.seed)
@@ -211,6 +252,8 @@ def prepare_own_model(
     """
     names = choose_models(models)
     _, *choices = choose_methods(methods, names)
+    if any(isinstance(choice.method, Engine) for choice in choices):
+        raise UserError("engines_not_examined", "doctor examines methods of our own loop: name no engine.")
     if not choices:
         raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)
@@ -258,7 +301,7 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
         dtype=checked.dtype,
         weights="" if settings.models.weights == "auto" else settings.models.weights,
         device=checked.device,
-        executor=EXECUTOR,
+        executor=EXECUTOR if (engine := choices[0].engine) is None else f"{engine.name} {engine.version}".strip(),
         attention=ATTENTION,
         threads=settings.models.threads,
         temperature=answers.temperature,
@@ -306,6 +349,19 @@ def suite_info(suite: Suite) -> SuiteInfo:
 
 
 def method_info(choice: Choice) -> MethodInfo:
+    if isinstance(choice.method, Engine):
+        assert choice.engine is not None, "its engine runs"
+        # Rounding depends on the kernel: only in float32 it is too small to excuse another token.
+        exactness: Exactness = "exact_greedy" if choice.engine.dtype == "float32" else "lossy"
+        reason = "" if exactness != "lossy" else "outside float32 its kernels round in ways that cannot be measured"
+        return MethodInfo(
+            label=choice.label,
+            name=choice.name,
+            options=choice.options,
+            exactness=exactness,
+            reason=reason,
+            engine=choice.engine,
+        )
     hashes = [] if choice.unsupported else [each for part in choice.whole for each in _data_sha256(part)]
     plug_ins = [part.name for part in choice.whole if part.name not in SHIPPED]
     found = {doctor_result(name) for name in plug_ins}

@@ -13,8 +13,9 @@ kl_tokens, kl_nats      tokens with a distribution q of the method's own, and th
 kl_infinite_tokens      tokens of an answer with infinite KL: q excludes a token that the target may choose
 kl_unrepeated_tokens    tokens of an answer that the method did not give again, so that its q is unknown
 
-The first five are computed for greedy answers that differ from the baseline's. KL is computed for every answer, sampled
-ones too, of a method that does not claim exactness, as q may differ where the token does not.
+The first five are computed for greedy answers that differ from the baseline's, and for all of other engines. KL is
+computed for every answer, sampled ones too, of a method that does not claim exactness, as q may differ where the token
+does not.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ class TeacherForcing:
         self._likelihoods: dict[tuple[tuple[int, ...], tuple[int, ...]], Likelihood] = {}
         self._divergences: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Mapping[str, float]] = {}
 
-    def sums(self, prompt_ids: Sequence[int], answer: Sequence[int]) -> dict[str, float]:
-        """The target's scores of `answer` and of the baseline's answer to the same prompt; empty if they are equal."""
+    def sums(self, prompt_ids: Sequence[int], answer: Sequence[int], also_equal: bool = False) -> dict[str, float]:
+        """The target's scores of `answer` and of the baseline's answer to the same prompt; empty if they are equal,
+        since the baseline is the target's own answer, unless `also_equal`."""
         baseline_answer = self._baseline_answers.answer(prompt_ids)
-        if tuple(answer) == tuple(baseline_answer):
+        if tuple(answer) == tuple(baseline_answer) and not also_equal:
             return {}
         own, baseline = self._likelihood(prompt_ids, answer), self._likelihood(prompt_ids, baseline_answer)
         return {

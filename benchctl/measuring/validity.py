@@ -142,7 +142,7 @@ def over_round(rows: Sequence[Row]) -> dict[str, float]:
 
 def decoding_s(row: Row) -> float:
     """Seconds of prefill and steps; 0 for a failed generation."""
-    return (row.ttft_s or 0.0) + sum(row.step_s)
+    return (row.ttft_s or 0.0) + row.decode_s
 
 
 def _alarms(conditions: Mapping[str, float]) -> tuple[str, ...]:

@@ -104,9 +104,14 @@ class Referee:
         self._target, self._baseline_answers, self._read_control = target, baseline_answers, read_control
         self._judged: dict[tuple[tuple[int, ...], ...], Judgement] = {}
 
-    def judge(self, prompt_ids: Sequence[int], token_ids: Sequence[int], sizes: Sequence[int]) -> Judgement:
+    def judge(
+        self, prompt_ids: Sequence[int], token_ids: Sequence[int], sizes: Sequence[int], whole_answer: bool = True
+    ) -> Judgement:
         """The verdict on a method's greedy answer `token_ids`, given in passes of one row and of these `sizes` (see
-        pass_sizes)."""
+        pass_sizes).
+
+        Without `whole_answer` the tokens after the first divergence are not judged: those of another engine need not
+        be the target's, and after it only the target could say which are."""
         baseline_ids = self._baseline_answers.answer(prompt_ids)
         divergence = first_divergence(baseline_ids, token_ids)
         if divergence is None:
@@ -124,7 +129,8 @@ class Referee:
                 control = self._read_control(prompt_ids, token_ids)
                 gaps, noises = control.gaps(), control.noises(sizes)
                 gaps[divergence] = _gap(control.logits(divergence), chosen)
-                verdict, at = _worst(gaps, noises, divergence)
+                judged = len(gaps) if whole_answer else divergence + 1
+                verdict, at = _worst(gaps[:judged], noises, divergence)
                 margin, most = _margin(control.logits(at)), max(noises[1:], default=0.0)
                 judgement = Judgement(verdict, divergence, margin, noises[at], gaps[at], most, at)
             self._judged[key] = judgement

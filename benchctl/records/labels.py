@@ -49,7 +49,7 @@ def old_defaults(label: str, options: Mapping[str, object]) -> str:
 
 @cache
 def current_label(label: str) -> str:
-    """The label as this version writes it. Prints each new name once per process on stderr.
+    """The label as this version writes it. Prints each renamed method once per process on stderr.
 
     `m2r2[mode=dynamic,threshold=0.3]` becomes `m2r2_dynamic[threshold=0.3]`.
     """
@@ -58,7 +58,11 @@ def current_label(label: str) -> str:
     for option in options:
         if new_name := _RENAMED.get((name, option)):
             kept = ",".join(other for other in options if other != option)
-            new = f"{new_name}[{kept}]" if kept else new_name
-            sys.stderr.write(f"Note: {label} is now called {new}.\n")
-            return new
+            note_rename(f"{name}[{option}]", new_name)
+            return f"{new_name}[{kept}]" if kept else new_name
     return label
+
+
+@cache
+def note_rename(old: str, new: str) -> None:
+    sys.stderr.write(f"Note: {old} is now called {new}.\n")

@@ -3,14 +3,14 @@
 import json
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, overload
 
 from benchctl.errors import InvalidData
 from benchctl.records.labels import current_label
-from benchctl.records.schema import SCHEMA_VERSION, MethodInfo, Mode, Row, Run, from_line
+from benchctl.records.schema import SCHEMA_VERSION, Exactness, MethodInfo, Mode, Row, Run, from_line
 
 
 class RowKey(NamedTuple):
@@ -83,14 +83,14 @@ class StoredRows(Sequence[Row]):
             return row_of(self._path, index + FIRST_ROW, file.read(end - start))
 
     def _checked(self) -> Iterator[Row]:
-        labels = {method.label for method in self._run.methods}
+        exactness = {method.label: method.exactness for method in self._run.methods}
         suites = {suite.name for suite in self._run.suites}
         lines: dict[RowKey, int] = {}
         with self._path.open("rb") as file:
             file.seek(self._starts[0])
             for number in range(FIRST_ROW, FIRST_ROW + len(self)):
                 row = row_of(self._path, number, file.readline())
-                if problem := _problem(self._run, labels, suites, row):
+                if problem := _problem(self._run, exactness, suites, row):
                     raise InvalidData("row_not_of_run", f"{self._path}:{number}: {problem}")
                 if (earlier := lines.setdefault(row_key(row), number)) != number:
                     raise InvalidData(
@@ -100,16 +100,16 @@ class StoredRows(Sequence[Row]):
                 yield row
 
 
-def _problem(run: Run, labels: set[str], suites: set[str], row: Row) -> str:
+def _problem(run: Run, exactness: Mapping[str, Exactness], suites: set[str], row: Row) -> str:
     """Why a row cannot be one of a run of these labels and suites, or ""."""
-    if row.label not in labels or row.suite not in suites:
+    if row.label not in exactness or row.suite not in suites:
         return f"'{row.label}' on '{row.suite}' is not part of the run in line 1."
     if bool(row.batch) != (run.batch_size > 1) or len(row.batch) > run.batch_size:
         return f"a batch of {len(row.batch)} in a run of batch size {run.batch_size}."
     if row.mode not in run.modes:
         return f"a row of mode {row.mode} in a run of mode {', '.join(run.modes)}."
-    if row.totals is not None and not run.imported:
-        return "totals without lists, which only imported files have, in a run that was measured here."
+    if row.totals is not None and not (run.imported or row.arrived_s):
+        return "totals without lists, which only imported files and engines have, in a run that was measured here."
     target, tokens = run.target, len(row.token_ids)
     if run.imported or not tokens:
         return ""
@@ -120,8 +120,10 @@ def _problem(run: Run, labels: set[str], suites: set[str], row: Row) -> str:
         return f"{row.prompt_tokens} prompt_tokens and {tokens} token_ids in a context of {target.context_tokens}."
     if (largest := max(row.token_ids)) >= target.vocabulary:
         return f"token {largest} of a vocabulary of {target.vocabulary}."
-    # A token may count layers that were run late for earlier tokens, so only their sum is bounded.
-    if (layers := sum(row.layers)) > target.layers * tokens:
+    # A token may count layers that were run late for earlier tokens, so only their sum is bounded; a drafter that runs
+    # layers of the target itself may need more.
+    is_bounded = row.label == run.baseline or exactness[row.label] == "lossy"
+    if (layers := sum(row.layers)) > target.layers * tokens and is_bounded:
         return f"{layers} layers for {tokens} tokens of a target of {target.layers} layers."
     return ""
 

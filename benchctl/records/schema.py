@@ -88,12 +88,33 @@ class SuiteInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineInfo:
+    """Another engine that a label was measured with. A text is "" and a number 0 where they are not known.
+
+    `run` says whether the engine ran in benchctl's process, was started by it, or was running. `command` has names in
+    place of paths, and no keys. Where `prefix_cache` is `unproved`, the engine does not report whether it read a prompt
+    from its cache. `steps_from` says what the steps of rows rest on: `chunks` that agree with the engine's counts, or
+    only its `counts`.
+    """
+
+    name: str
+    version: str
+    run: Literal["in_process", "started", "attached"]
+    command: Texts = ()
+    dtype: str = ""
+    threads: Count = 0
+    prefix_cache: Literal["off", "unproved"]
+    steps_from: Literal["chunks", "counts"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MethodInfo:
     """A method of a run: its label, all its options, its claim, why it could not run here (or ""), and the hash of its
     trained modules and file of texts ("" where it has none, and in files written before methods had any).
 
     `doctor` says what `benchctl doctor --method` found about the code of a plug-in, whose hash is `source_sha256`; both
-    are "" for methods that benchctl ships, which its own tests examine, and in files of earlier versions."""
+    are "" for methods that benchctl ships, which its own tests examine, and in files of earlier versions. `engine` is
+    that of a label of another engine."""
 
     label: str
     name: str
@@ -104,6 +125,7 @@ class MethodInfo:
     modules_sha256: str = ""
     source_sha256: str = ""
     doctor: Literal["", "passed", "failed", "never"] = ""
+    engine: EngineInfo | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +184,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Sums of a generation in an imported file, which has no lists. None is what the file lacks."""
+    """Sums of a generation without lists: of an imported file, where the first step includes the first token, or of an
+    engine that does not show its steps, where `steps` come after it. None is what is not known."""
 
     new_tokens: Count | None = None
     steps: Count | None = None
     wall_s: Seconds | None = None
+    drafted: Count | None = None
+    accepted: Count | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +203,9 @@ class Row:
     that `len(token_ids) == 1 + sum(committed)`. `passes` has the target's passes per step, each of which adds at most
     one bonus token, and is empty where each step was one pass. A failed generation has an `error` and no numbers; an
     imported one may have `totals` and no lists.
+
+    An answer of another engine has `arrived_tokens` that arrived `arrived_s` seconds after the prompt was sent, and no
+    `rows` and `layers`. Where its steps are not known it also has `totals`, and token ids but no lists per step.
 
     The rows of a `batch` stand together, in its order, and have its times, each up to its own end: the same `ttft_s`
     and first steps. So the time of the batch is that of its longest row; a batch fails as a whole.
@@ -209,6 +237,8 @@ class Row:
     rows: Counts = ()
     passes: Counts = ()
     layers: Counts = ()
+    arrived_s: tuple[Duration, ...] = ()
+    arrived_tokens: tuple[Positive, ...] = ()
     counters: Mapping[str, Amount] = field(default_factory=dict)
     mode: Mode = "free"
     phases: Mapping[str, tuple[Seconds, ...]] = field(default_factory=dict)
@@ -225,6 +255,11 @@ class Row:
     noise: Seconds | None = None
     error: str | None = None
 
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the last."""
+        return self.arrived_s[-1] - self.arrived_s[0] if self.arrived_s else sum(self.step_s)
+
     def __post_init__(self) -> None:
         if problem := _failure_problem(self) if self.error is not None else _problem(self):
             raise ValueError(problem)
@@ -237,12 +272,21 @@ def _problem(row: Row) -> str:
 
 def _failure_problem(row: Row) -> str:
     numbers = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers, row.counters)
-    if any(numbers) or row.totals or row.ttft_s is not None or row.stop_reason is not None or row.verdict is not None:
+    if (
+        any(numbers)
+        or row.arrived_s
+        or row.totals
+        or row.ttft_s is not None
+        or row.stop_reason is not None
+        or row.verdict is not None
+    ):
         return "a failed generation has an error and no tokens, times or verdict"
     return _batch_problem(row) if row.error else "an error needs a message"
 
 
 def _ledger_problem(row: Row) -> str:
+    if row.arrived_s or row.arrived_tokens:
+        return _arrival_problem(row)
     if row.totals is not None:
         lists = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers, row.phases)
         if (row.totals.steps or 0) > (row.totals.new_tokens if row.totals.new_tokens is not None else float("inf")):
@@ -250,20 +294,45 @@ def _ledger_problem(row: Row) -> str:
         return "totals stand where there are no lists" if any(lists) else ""
     if row.ttft_s is None or row.stop_reason is None:
         return "a generation without an error needs ttft_s and stop_reason"
+    wrong = f"{len(row.token_ids)} token_ids, but {len(row.layers)} entries in layers"
+    return _step_problem(row) or (wrong if len(row.layers) != len(row.token_ids) else "")
+
+
+def _arrival_problem(row: Row) -> str:
+    """What is wrong with an answer of another engine."""
+    if row.ttft_s is None or row.stop_reason is None or row.arrived_s[:1] != (row.ttft_s,):
+        return "an answer of an engine needs stop_reason, and ttft_s as its first arrived_s"
+    if len(row.arrived_s) != len(row.arrived_tokens) or any(map(lt, row.arrived_s[1:], row.arrived_s)):
+        return "arrived_s and arrived_tokens differ in length, or arrived_s does not grow"
+    if sum(row.arrived_tokens) != len(row.token_ids):
+        return f"{len(row.token_ids)} token_ids, but {sum(row.arrived_tokens)} arrived_tokens"
+    if row.rows or row.layers or row.phases or row.passes:
+        return "rows, passes, layers and phases of an engine are not known"
+    if (totals := row.totals) is None:
+        return _step_problem(row)
+    if row.step_s or row.committed or row.drafted or row.accepted:
+        return "totals stand where there are no lists"
+    if totals.new_tokens != len(row.token_ids) or (totals.steps or 0) >= len(row.token_ids):
+        return f"{len(row.token_ids)} token_ids, but {totals.new_tokens} new_tokens in {totals.steps} steps"
+    most = min(len(row.token_ids) - 1, len(row.token_ids) if totals.drafted is None else totals.drafted)
+    return f"{totals.accepted} tokens accepted of at most {most}" if (totals.accepted or 0) > most else ""
+
+
+def _step_problem(row: Row) -> str:
+    """What is wrong with the lists per step."""
     steps = len(row.step_s)
     if bool(row.phases) != (row.mode == "profile") or any(len(seconds) != steps for seconds in row.phases.values()):
         return "phases are those of profile rows, and have one entry per step"
-    if any(len(per_step) != steps for per_step in (row.committed, row.drafted, row.accepted, row.rows)):
+    rows = () if row.arrived_s else (row.rows,)
+    if any(len(per_step) != steps for per_step in (row.committed, row.drafted, row.accepted, *rows)):
         return "step_s, committed, drafted, accepted and rows differ in length"
     if row.passes and (len(row.passes) != steps or not all(row.passes)):
         return "passes are at least 1 for each step, or left out where each step was one pass"
     if len(row.token_ids) != 1 + (committed := sum(row.committed)):
         return f"{len(row.token_ids)} token_ids, but prefill and steps committed {1 + committed}"
-    if len(row.layers) != len(row.token_ids):
-        return f"{len(row.token_ids)} token_ids, but {len(row.layers)} entries in layers"
     if committed == steps and not any(row.drafted) and not any(row.accepted):
         return ""  # a token in each step, as most rows have it: nothing more to look at step by step
-    if not all(map(lt, compress(row.drafted, row.drafted), compress(row.rows, row.drafted))):
+    if rows and not all(map(lt, compress(row.drafted, row.drafted), compress(row.rows, row.drafted))):
         return "a step that drafts has a row of the target for each drafted token, and one for the token before them"
     bonus = map(sub, row.committed, row.accepted)
     few_enough = all(map(le, bonus, row.passes)) if row.passes else set(bonus) <= {0, 1}

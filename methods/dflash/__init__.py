@@ -132,7 +132,7 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
         if budget < 1:
             return Draft()
         drafter, chain, token, joint = self._drafter, Chain(context, self.vocabulary), context.tokens[-1], 1.0
-        for row in drafter(token).split(1)[:budget]:
+        for row in torch.split(drafter(token), 1)[:budget]:
             draft_logits = drafter.after(token, row)
             if self.confidence:
                 joint *= float(draft_logits.softmax(-1, dtype=torch.promote_types(row.dtype, torch.float32)).max())

@@ -90,6 +90,5 @@ class Drafter:
         """Logits [1, k] of a mask row, corrected for the ``token`` before it."""
         if self._markov is None:
             return draft_logits
-        before = self._markov["before"].weight[token]
-        corrected: Tensor = draft_logits + self._markov["after"](before)
+        corrected: Tensor = draft_logits + self._markov(torch.tensor(token, device=draft_logits.device))
         return corrected

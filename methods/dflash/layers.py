@@ -88,6 +88,18 @@ class BlockLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = sizes.norm(width), sizes.norm(width)
 
 
+class Markov(nn.Module):
+    """What the token before adds to a row's logits: after(before[token])."""
+
+    def __init__(self, vocabulary: int, tokens: int, rank: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.Embedding(vocabulary, rank), nn.Linear(rank, tokens, bias=False)
+
+    def forward(self, token: Tensor) -> Tensor:
+        corrections: Tensor = self.after(self.before(token))
+        return corrections
+
+
 class DflashModule(nn.Module):
     """The weights of a drafter, by the names of published ones, with two parts of ours: ``mask`` and ``markov``.
 
@@ -101,15 +113,14 @@ class DflashModule(nn.Module):
         self.hidden_norm, self.norm = sizes.norm(width), sizes.norm(width)
         self.layers = nn.ModuleList(BlockLayer(sizes) for _ in sizes.windows)
         self.mask = nn.Parameter(0.02 * torch.randn(width)) if sizes.own_mask else None
-        self.markov: nn.ModuleDict | None = None
+        self.markov: Markov | None = None
         if sizes.rank:
-            before = nn.Embedding(sizes.vocabulary, sizes.rank)
-            self.markov = nn.ModuleDict({"before": before, "after": nn.Linear(sizes.rank, sizes.tokens, bias=False)})
+            self.markov = Markov(sizes.vocabulary, sizes.tokens, sizes.rank)
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor, draft_head: Tensor) -> None:
         """Markov weights as random projections of LM heads [.., width]: similar tokens start alike (ours)."""
         if self.markov is not None:
-            for name, head in (("before", lm_head), ("after", draft_head)):
+            for part, head in ((self.markov.before, lm_head), (self.markov.after, draft_head)):
                 shrunk = head.float() @ torch.randn(head.shape[1], self.sizes.rank, device=head.device)
-                self.markov[name].weight.copy_(0.1 * shrunk / shrunk.std())
+                part.weight.copy_(0.1 * shrunk / shrunk.std())

@@ -69,14 +69,16 @@ class Blocks:
         weights, sizes, batch = layer.self_attn, self._module.sizes, self._batch
 
         def heads(name: str, read: Tensor, at: Tensor) -> Tensor:
-            values = weights[f"{name}_proj"](read).unflatten(-1, (-1, sizes.head_dim))
+            product: Tensor = weights[f"{name}_proj"](read)
+            values = product.view(*product.shape[:-1], -1, sizes.head_dim)
             if name == "v":
-                return cast(Tensor, values)
+                return values
             turn = batch.rotary(at.flatten()).view(*at.shape, 1, -1)
             return turned(weights[f"{name}_norm"](values), turn)
 
         groups = sizes.num_attention_heads // sizes.num_key_value_heads
-        queries = heads("q", x, self._positions).unflatten(-2, (-1, groups))
+        queries = heads("q", x, self._positions)
+        queries = queries.view(*queries.shape[:-2], -1, groups, sizes.head_dim)
         keys, values = (heads(name, context, batch.positions) for name in "kv")
         own_keys, own_values = (heads(name, x, self._positions) for name in "kv")
         # r texts, a anchors, b and c rows of a block, k key heads, g queries of each, n tokens of the context.
@@ -97,7 +99,7 @@ class Blocks:
         """[.., k] of the draft vocabulary, for states [.., width] and the tokens before [..]."""
         logits = self._batch.draft_head(read).float()
         markov = self._module.markov
-        return logits if markov is None else logits + markov["after"](markov["before"](before))
+        return logits if markov is None else logits + markov(before)
 
 
 def dflash_loss(module: DflashModule, batch: TrainingBatch, taps: Sequence[int], rows: int, gamma: float) -> Tensor:

@@ -49,6 +49,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     nodes         rows of a dynamic tree; 59 in the authors' code, for GPUs; few here, because rows cost time on a CPU
     confidence    a dynamic tree leaves out nodes with a lower joint probability; 0, as in the papers, none
     passes        in training, tokens ahead that the layer learns to draft; 7 in EAGLE-3
+    head          of versions 3 and 3.1: trained, as in the paper, or target (the target's LM head: half of the weights)
     objective     in training, of version 1: eagle (one pass) or hass
     draft_vocabulary  tokens that are scored: stored (those kept with the modules, if any), or whole with version=1
     """
@@ -61,6 +62,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     nodes: int = 8
     confidence: float = 0.1
     passes: int = 3
+    head: Literal["trained", "target"] = "trained"
     objective: Literal["eagle", "hass"] = "eagle"
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     training = TrainingDefaults(rate=2e-3, warmup=0.05, epochs=4.0)
@@ -80,8 +82,10 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
                 refuse_options(self, f"with tree={self.tree}", "draft_tokens")
         if self._fused:
             refuse_options(self, f"with version={self.version}", "objective", "draft_vocabulary")
-        elif self.objective == "eagle":
-            refuse_options(self, "with version=1 and objective=eagle", "passes")
+        else:
+            refuse_options(self, "with version=1", "head")
+            if self.objective == "eagle":
+                refuse_options(self, "with version=1 and objective=eagle", "passes")
 
     def _changed(self, *names: str) -> Iterator[str]:
         """Those of these options that do not have their default."""
@@ -99,7 +103,8 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         taps = len(self._taps(info.layers)) if self._fused else 0
         head = self.vocabulary.of(lm_head.mT).mT
         with torch.device(lm_head.device):
-            module = EagleModule(Sizes.of(info, taps, len(head) if taps else 0, self.version == "3.1"))
+            scored = len(head) if taps and self.head == "trained" else 0
+            module = EagleModule(Sizes.of(info, taps, scored, self.version == "3.1"))
         module.start_from(head)
         return module
 
@@ -111,12 +116,12 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         return eagle_yardsticks(module, batch, self._taps(len(batch.states) - 1), self.passes)
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        made = str(trained.get("version"))
-        if made != self.version:
-            message = f"{folder}: trained with version={made}, not {self.version}; give version={made}"
-            raise UserError("trained_with_other_option", message)
+        for name, mine in (("version", self.version), ("head", self.head)):
+            if (made := str(trained.get(name, getattr(Eagle, name)))) != mine:
+                message = f"{folder}: trained with {name}={made}, not {mine}; give {name}={made}"
+                raise UserError("trained_with_other_option", message)
         if read_published(folder) is not None:
-            for option in self._changed("passes", "objective", "draft_vocabulary"):
+            for option in self._changed("passes", "head", "objective", "draft_vocabulary"):
                 message = f"{folder}: {option} has no effect on a published layer; leave it out"
                 raise UserError("options_of_training", message)
 

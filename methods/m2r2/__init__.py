@@ -7,7 +7,7 @@ docs/m2r2.md separates the paper's statements from our choices. m2r2_dynamic and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Speculative, check_options
+from benchctl.decoding.method import Chain, Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
-from benchctl.decoding.modules.exits import ExitHead
+from benchctl.decoding.modules.exits import AdapterSettings, ExitHead
 from benchctl.decoding.modules.trainable import load_modules
 
 from .base import TwoStreamMethod
@@ -44,6 +44,8 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
     width         branches kept at each depth of the draft; 1 is a chain
     confidence    stop before the likeliest branch would have a lower probability; 0 never stops
     source        what drafts: accelerated, or for comparison slow or exit (LITE-style exit of the same size)
+    features      last (ours): the accelerated state also starts from the token before, from its last layer's state, or
+                  for a drafted token from its accelerated one at the gate; none: as in the paper
     draft_vocabulary  tokens that the gate scores: stored (those kept with the modules, if any) or whole; confidences
                   are shares of these tokens
     """
@@ -53,11 +55,14 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
     width: int = 1
     confidence: float = 0.2
     source: Literal["accelerated", "slow", "exit"] = "accelerated"
+    features: Literal["none", "last"] = "none"
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     can_combine = False
     _gate: int = field(init=False, repr=False, compare=False)
     _run: PairedRun | None = field(init=False, repr=False, compare=False)
     _head: Heads = field(init=False, repr=False, compare=False)
+    _of_feature: Heads | None = field(init=False, repr=False, compare=False)
+    _known: Tensor = field(init=False, repr=False, compare=False)  # [1 + rows that proposed, width], see _propose
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,6 +71,8 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
             raise ValueError(f"exit {self.exit} is not among the gates {self.gates or 'of any target'}")
         check_options(self, 1, "draft_tokens", "width")
         check_options(self, 0, "confidence", most=1)
+        if self.source != "accelerated":
+            refuse_options(self, f"with source={self.source}", "features")
 
     def unsupported(self, target: TargetInfo) -> str | None:
         gates = [interval.gate for interval in self.intervals(target.layers)]
@@ -80,12 +87,31 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
         # Only the source that drafts is kept: what it is compared with is not part of its memory.
         accelerated = self.source == "accelerated"
         self._run = streams.run(interval, target.blocks, defers_last=True) if accelerated else None
+        self._of_feature = None
+        if accelerated and self.features == "last":
+            weight = streams.features.of(self._gate).weight.t().contiguous()
+            self._of_feature = lambda states: torch.mm(target.final_norm(states), weight)
         self.load_vocabulary(self.modules, target.vocabulary)
         norm, lm_head = target.final_norm, self.vocabulary.lm_head(target)
         if self.source == "exit":
             self._head = ExitHead(streams.exits.of(self._gate), norm, lm_head)
         else:
             self._head = lambda states: lm_head(norm(states))
+
+    def build(self, info: TargetInfo, lm_head: Tensor) -> TwoStreams:
+        settings, features = AdapterSettings(self.adapters, self.rank, self.alpha), self.features == "last"
+        return TwoStreams(info, self.intervals(info.layers), settings, lm_head.device, self.compared, features)
+
+    def start(self, context: Context) -> int:
+        first = super().start(context)
+        assert context.prompt_state is not None
+        self._known = context.prompt_state
+        return first
+
+    def observe(self, context: Context, outcome: Outcome) -> None:
+        path = outcome.verdict.path
+        last = 1 + path[-1] if path else 0
+        self._known = outcome.states[last : last + 1]
 
     def draft(self, context: Context, budget: int) -> Draft:
         propose = partial(self._propose, context.stream)
@@ -94,15 +120,24 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
             return draft_chain(context, depth, propose, self.vocabulary, self.confidence)
         return draft_beam(context, depth, propose, self.vocabulary, self.width, self.confidence)
 
-    def _propose(self, stream: Stream, rows: int) -> Tensor:
-        """Draft logits [rows, k] of the last ``rows`` open rows, which run up to the gate on the way."""
-        if self._run is not None:
+    def _propose(self, stream: Stream, parents: Sequence[int]) -> Tensor:
+        """Draft logits [rows, k] of the last open rows, which run up to the gate on the way; see Propose."""
+        rows = len(parents)
+        if self._run is None:
+            stream.advance(self._gate)
+            return self._head(stream.states[-rows:])
+        if self._of_feature is None:
             return self._head(self._run(stream, rows)[-1])
-        stream.advance(self._gate)
-        return self._head(stream.states[-rows:])
+        before = self._known[[parent - _BEFORE_ROOT for parent in parents]]
+        states = self._run(stream, rows, self._of_feature(before))[-1]
+        self._known = torch.cat((self._known, states))
+        return self._head(states)
 
 
-Propose = Callable[[int], Tensor]  # how many of the last open rows in, draft logits [rows, k] out
+Propose = Callable[[Sequence[int]], Tensor]
+"""Draft logits [rows, k] of the last open rows. In: of each row that of the draft which it continues, ROOT, or for the
+root itself _BEFORE_ROOT."""
+_BEFORE_ROOT = ROOT - 1
 
 
 def draft_chain(
@@ -113,8 +148,8 @@ def draft_chain(
     The likeliest token decides that before one is drawn: leaving out drawn ones would bend what verification gives.
     """
     chain, likely = Chain(context, vocabulary), 1.0
-    for _ in range(depth):
-        draft_logits = propose(1)
+    for row in range(depth):
+        draft_logits = propose([_BEFORE_ROOT + row])
         shares = _wide(draft_logits).softmax(-1)[0] if confidence else None
         if shares is not None and likely * float(shares.max()) < confidence:
             break
@@ -134,8 +169,9 @@ def draft_beam(
     stream, root = context.stream, context.stream.rows - 1
     draft = Draft()
     kept = [(0.0, ROOT)]  # log-probability and row of each branch's end
+    continued: Sequence[int] = [_BEFORE_ROOT]  # by these rows
     for _ in range(depth):
-        every_share = _wide(propose(len(kept))).log_softmax(-1)
+        every_share = _wide(propose(continued)).log_softmax(-1)
         shares, places = every_share.topk(min(width, every_share.shape[-1]))
         grown = [
             (log_share + share, parent, vocabulary.token(place))
@@ -150,6 +186,7 @@ def draft_beam(
         tokens = tuple(token for _, _, token in best)
         draft = Draft(draft.tokens + tokens, draft.parents + parents)
         stream.push(tokens, [root + 1 + parent for parent in parents])
+        continued = parents
     return draft
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.exits import AdapterKind, AdapterSettings
 from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
+from benchctl.errors import UserError
 
 from .gates import Interval, read_gates
 from .training import TwoStreams, gate_loss, gate_yardsticks
@@ -63,6 +64,13 @@ class TwoStreamMethod(Method, Trainable):
     def build(self, info: TargetInfo, lm_head: Tensor) -> TwoStreams:
         settings = AdapterSettings(self.adapters, self.rank, self.alpha)
         return TwoStreams(info, self.intervals(info.layers), settings, lm_head.device, self.compared)
+
+    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
+        made, mine = trained.get("features", "none"), getattr(self, "features", "none")
+        if made != mine:
+            way = "m2r2 alone can use them" if mine == "none" and made == "last" else f"give features={made}"
+            message = f"{folder}: trained with features={made}, not {mine}; {way}"
+            raise UserError("trained_with_other_option", message)
 
     def loss(self, module: TwoStreams, batch: TrainingBatch) -> Tensor:
         return gate_loss(module, batch)

@@ -138,11 +138,12 @@ class PairedRun:
         self._layers, self._first, self._last = layers, first, first + len(layers) - 1
         self._defers_last = defers_last
 
-    def __call__(self, stream: Stream, pairs: int) -> list[Tensor]:
+    def __call__(self, stream: Stream, pairs: int, ahead: Tensor | None = None) -> list[Tensor]:
         """The accelerated states [pairs, width] of the last ``pairs`` rows: their start, the slow ones at layer
-        ``first``, then those after each layer. Raises ValueError as Stream.run_rows does, and for too many pairs."""
+        ``first`` plus ``ahead`` [pairs, width], then those after each layer. Raises ValueError as Stream.run_rows
+        does, and for too many pairs."""
         trail: list[Tensor] = []
-        run = partial(self._run, pairs, trail)
+        run = partial(self._run, pairs, trail, ahead)
         if self._defers_last:
             absent = stream.cache.absent
             if absent[self._last] != absent[self._first]:  # run_rows checks the layers before the last
@@ -152,11 +153,14 @@ class PairedRun:
             stream.run_rows(self._first, self._last + 1, run)
         return trail
 
-    def _run(self, pairs: int, trail: list[Tensor], states: Tensor, cache: Cache, layout: Layout) -> Tensor:
+    def _run(
+        self, pairs: int, trail: list[Tensor], ahead: Tensor | None, states: Tensor, cache: Cache, layout: Layout
+    ) -> Tensor:
         rows, paired = states.shape[0], PairedLayout(layout, pairs)
         if pairs > rows:
             raise ValueError(f"{pairs} rows cannot be accelerated, as only {rows} run these layers")
-        both = torch.cat((states, states[rows - pairs :]))
+        start = states[rows - pairs :]
+        both = torch.cat((states, start if ahead is None else start + ahead))
         trail.append(both[rows:])
         for index, layer in enumerate(self._layers, self._first):
             if self._defers_last and index == self._last:

@@ -25,7 +25,11 @@ COSINE_SHARE = 0.1  # of the distance to the trajectory
 
 
 class TwoStreams(nn.Module):
-    """The trained modules: an adapter per layer of the accelerated stream, and an exit per gate where ``compared``."""
+    """The trained modules: an adapter per layer of the accelerated stream, and an exit per gate where ``compared``.
+
+    With ``features`` (ours) the accelerated state of a token also starts from the token before: from the last layer's
+    state of it, or, for a drafted one, from its accelerated state at the gate, which is trained to be that state.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class TwoStreams(nn.Module):
         settings: AdapterSettings,
         device: torch.device,
         compared: bool = True,
+        features: bool = False,
     ) -> None:
         super().__init__()
         self.intervals = intervals
@@ -49,6 +54,11 @@ class TwoStreams(nn.Module):
             rank = max(1, (parameters - width) // (2 * width))
             exits[interval.gate] = ExitModule(width, rank, device, scale=scale)
         self.exits = Numbered(exits)
+        width, found = info.hidden_size, {}
+        for interval in intervals if features else ():
+            found[interval.gate] = nn.Linear(width, width, bias=False, device=device)
+            nn.init.zeros_(found[interval.gate].weight)  # at first the stream is as without features
+        self.features = Numbered(found)
 
     def run(
         self, interval: Interval, blocks: Sequence[Layer], on_state: OnState | None = None, defers_last: bool = False
@@ -66,9 +76,17 @@ class Trajectories:
         self._module, self._batch = module, batch
         self._attention = TextAttention(batch)
 
-    def along(self, interval: Interval) -> list[Tensor]:
-        """Accelerated states [rows, n, width] from the interval's start, where they are the slow ones, to its gate."""
-        state = self._batch.states[interval.first].float()
+    def along(self, interval: Interval, known: Tensor | None = None) -> list[Tensor]:
+        """Accelerated states [rows, n, width] from the interval's start, where they are the slow ones, to its gate.
+
+        With features they also start from the ``known`` state [rows, n, width] of the token before, by default the
+        last layer's; a document's first token has none before it.
+        """
+        state, module, batch = self._batch.states[interval.first].float(), self._module, self._batch
+        if module.features:
+            before = batch.final.float() if known is None else batch.norm(known)
+            ahead = module.features.of(interval.gate)(before.roll(1, 1))
+            state = state + ahead.masked_fill((batch.positions == 0)[..., None], 0.0)
         trail = [state]
         for layer in range(interval.first + 1, interval.gate + 1):
             state = self._through(layer, state)
@@ -114,16 +132,26 @@ class Trajectories:
 def gate_loss(module: TwoStreams, batch: TrainingBatch) -> Tensor:
     """Weighted sum over tokens, gates and both kinds of exit of exit_losses.
 
-    The accelerated stream adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)).
+    The accelerated stream adds COSINE_SHARE * the mean over its layers of 1 - cos(p^l, h^tau(l)). With features it
+    passes again, on its own states of the first pass, as it drafts, and both passes count.
     """
     weights, trajectories = batch.ahead(1).weights, Trajectories(module, batch)
     normed, losses = list[Tensor](), torch.zeros_like(weights, dtype=torch.float32)
     for interval in module.intervals:
-        trail = trajectories.along(interval)
-        normed += [batch.norm(trail[-1]), module.exits.of(interval.gate).normed(batch, interval.gate)]
-        distances = [1 - cosine for cosine in trajectory_cosines(batch, interval, trail)]
-        losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
+        for trail in passes(trajectories, module, interval):
+            normed.append(batch.norm(trail[-1]))
+            distances = [1 - cosine for cosine in trajectory_cosines(batch, interval, trail)]
+            losses = losses + COSINE_SHARE * torch.stack(distances).mean(0)
+        normed.append(module.exits.of(interval.gate).normed(batch, interval.gate))
     return ((losses + exit_losses(batch, normed).sum(0)) * weights).sum()
+
+
+def passes(trajectories: Trajectories, module: TwoStreams, interval: Interval) -> Iterator[list[Tensor]]:
+    """The states along an interval; with features also those that follow from its own states of the token before."""
+    trail = trajectories.along(interval)
+    yield trail
+    if module.features:
+        yield trajectories.along(interval, trail[-1])
 
 
 def trajectory_cosines(batch: TrainingBatch, interval: Interval, trail: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -143,6 +171,7 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
 
     gate_4_slow, gate_4_accelerated, gate_4_exit  share of tokens whose likeliest successor there is the last layer's:
         by the slow state, by the accelerated one, by a LITE-style exit of the same size
+    gate_4_own  with features: by the accelerated state that follows from its own state of the token before
     cosine_3_slow, cosine_3_accelerated, cosine_3_target  mean cosine of the state after layer 3 with the last layer's,
         and of the accelerated one with the slow one it is to equal
     """
@@ -154,9 +183,12 @@ def gate_yardsticks(module: TwoStreams, batch: TrainingBatch) -> Mapping[str, Ta
     def note(name: str, values: Tensor) -> None:
         tallies[name] = Tally(float((values.float() * weights).sum()), total)
 
-    trails = [trajectories.along(interval) for interval in module.intervals]
-    for interval, trail in zip(module.intervals, trails, strict=True):
+    found = [list(passes(trajectories, module, interval)) for interval in module.intervals]
+    trails = [trails[0] for trails in found]
+    for interval, (trail, *own) in zip(module.intervals, found, strict=True):
         gate = interval.gate
+        if own:
+            note(f"gate_{gate}_own", batch.picks(batch.norm(own[0][-1])) == final)
         note(f"gate_{gate}_slow", batch.picks(bare(batch, gate)) == final)
         note(f"gate_{gate}_accelerated", batch.picks(batch.norm(trail[-1])) == final)
         note(f"gate_{gate}_exit", batch.picks(module.exits.of(gate).normed(batch, gate)) == final)

@@ -163,7 +163,7 @@ def _m2r2(width: int, models: Pair) -> TreeDrafter:
     module = untrained(M2R2(gates="2"), models.target).double()
     assert isinstance(module, TwoStreams)
     says = guess(models.naive, module, "accelerated", 0, 2)
-    return beam_drafter(lambda text: masked(says(text)).log_softmax(-1), 3, width, 0.1)
+    return beam_drafter(lambda text, drafted: masked(says(text, drafted)).log_softmax(-1), 3, width, 0.1)
 
 
 def _deed(models: Pair) -> TreeDrafter:
@@ -211,6 +211,7 @@ def test_the_plain_drafter_of_doctor_knows_no_other_tokens_either(tmp_path: Path
 LABELS = (
     *DRAFTERS,
     "medusa[nodes=6]",
+    "kangaroo[draft_tokens=2,confidence=0.3]",
     "m2r2[draft_tokens=2,width=3,source=exit,confidence=0.2]",
     "early_exit[mode=draft,confidence=classifier,threshold=0.5,exits=1]",
     "early_exit[mode=draft,head=trained,confidence=softmax_max,threshold=0.3]",

@@ -270,3 +270,31 @@ def test_a_filled_row_is_never_run_again() -> None:
     filled = stream.cache.kv[3][:, 8].clone()
     commit(stream, TEXT[9:11])
     assert torch.equal(stream.cache.kv[3][:, 8], filled)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_with_given_states_run_as_tokens_of_these_embeddings(variant: str) -> None:
+    """Behind rows of a tree, and from a layer on that other rows have reached; what they hold changes no other row."""
+    target = target_of(variant)
+    tokens, parents = [5, 7, 9, 4], [-1, 0, 0, 2]
+    plain, given, empty = (after(target, TEXT[:11]) for _ in range(3))
+    plain.push(tokens, parents)
+    plain.advance(2)
+    states = plain.states[2:].clone()
+    plain.advance()
+    for stream, begun in ((given, states), (empty, torch.zeros_like(states))):
+        stream.push(tokens[:2], parents[:2])
+        stream.advance(2)
+        stream.push([0, 0], parents[2:], begun)
+        stream.pass_by(0, 2)
+        stream.advance()
+    assert [(run.first, run.last, run.rows) for run in given.runs[1:]] == [(0, 2, 2), (2, LAYERS, 4)]
+    assert_same(given.states[:2], plain.states[:2])
+    assert_same(given.states[:2], empty.states[:2])
+    given.keep([0, 1])
+    assert given.text == [*TEXT[:11], 5, 7]
+    assert_cached_as_if_fresh(given, [*TEXT[:11], 5, 7])
+    first = after(target, TEXT[:11])
+    first.push([0], [-1], target.embed([8]))
+    first.advance()
+    assert_same(first.logits(), logits_of(target, [*TEXT[:11], 8])[-1:])

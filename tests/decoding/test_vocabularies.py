@@ -175,7 +175,14 @@ def translating_drafter(models: Translated, draft_tokens: int) -> Drafter:
     return draft
 
 
-@pytest.mark.parametrize("label", ["two_model[draft_tokens=4,confidence=0]", "draft_tree[tree=1x1x1x1]"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "two_model[draft_tokens=4,confidence=0]",
+        "two_model[draft_tokens=4,confidence=0,draft_by=lookup]",
+        "draft_tree[tree=1x1x1x1]",
+    ],
+)
 def test_steps_of_another_tokenizer_equal_replay(label: str) -> None:
     models = models_of_two_tokenizers()
     for prompt in (list(range(SIZE - 20, SIZE)), models.prompt[:1], models.prompt):

@@ -68,7 +68,9 @@ def check_parses(words: Sequence[str]) -> None:
 def _check_label(text: str, named: bool) -> None:
     """That a word is a label if it is `named` as one, or looks like one: `medusa[heads=2]`, `gpt[model=m]`."""
     name, bracket, _ = text.partition("[")
-    if named or (bracket and name in registry.method_names()):
+    if name in registry.engine_names() and (named or bracket):
+        registry.build_engine(registry.parse_label(text))
+    elif named or (bracket and name in registry.method_names()):
         registry.build(text)
     elif bracket and name in registry.judge_names():
         registry.build_judge(registry.parse_label(text))

@@ -80,6 +80,7 @@ def write_gguf(
     """
     config = model.config
     writer = gguf.GGUFWriter(file, changed.get("architecture", family))
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if kind == "F16" else gguf.LlamaFileType.ALL_F32)
     writer.add_block_count(changed.get("layers", config.num_hidden_layers))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

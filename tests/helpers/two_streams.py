@@ -56,11 +56,26 @@ def accelerated_states(naive: Naive, module: TwoStreams, text: list[int], first:
     return accelerated_beside(naive, module, naive.states(text), first, gate)
 
 
+def own_states(naive: Naive, module: TwoStreams, text: list[int], drafted: int, first: int, gate: int) -> Tensor:
+    """With features: the same where the text's last ``drafted`` tokens are drafts, whose last states are not known."""
+    slow = naive.states(text)
+    before = own_states(naive, module, text[:-1], drafted - 1, first, gate)[-1] if drafted else slow[-1, -2]
+    ahead = module.features.of(gate).weight.double() @ naive.model.model.norm(before)
+    return accelerated_beside(naive, module, slow, first, gate, ahead=ahead)
+
+
 def accelerated_beside(
-    naive: Naive, module: TwoStreams, slow: Tensor, first: int, gate: int, unseen: Sequence[Sequence[int]] | None = None
+    naive: Naive,
+    module: TwoStreams,
+    slow: Tensor,
+    first: int,
+    gate: int,
+    unseen: Sequence[Sequence[int]] | None = None,
+    ahead: Tensor | None = None,
 ) -> Tensor:
-    """The same beside ``slow`` [layers + 1, tokens, width]; ``unseen`` are the tokens that hold nothing, by layer."""
-    states = [slow[first, -1]]
+    """The same beside ``slow`` [layers + 1, tokens, width]; ``unseen`` are the tokens that hold nothing, by layer, and
+    ``ahead`` is added at the start."""
+    states = [slow[first, -1] if ahead is None else slow[first, -1] + ahead]
     for layer in range(first + 1, gate + 1):
         hidden = unseen[layer - 1] if unseen else []
         states.append(_layer(naive.model, layer - 1, module.adapters.of(layer), states[-1], slow[layer - 1], hidden))
@@ -106,21 +121,23 @@ def exit_states(naive: Naive, module: TwoStreams, text: list[int], gate: int) ->
     return normed
 
 
-Guess = Callable[[list[int]], Tensor]
+Guess = Callable[[list[int], int], Tensor]
 
 
 def guess(naive: Naive, module: TwoStreams, source: str, first: int, gate: int) -> Guess:
-    """Draft log-probabilities [vocabulary] after a text."""
+    """Draft log-probabilities [vocabulary] after a text, of which so many tokens are drafted."""
     model = naive.model
 
-    def logits(text: list[int]) -> Tensor:
+    def logits(text: list[int], drafted: int) -> Tensor:
         if source == "exit":
             return model.lm_head(exit_states(naive, module, text, gate))  # type: ignore[no-any-return]
         if source == "slow":
             return naive.logits(naive.last_states(text)[gate])
+        if module.features:
+            return naive.logits(own_states(naive, module, text, drafted, first, gate)[-1])
         return naive.logits(accelerated_states(naive, module, text, first, gate)[-1])
 
-    return lambda text: logits(text).log_softmax(-1)
+    return lambda text, drafted: logits(text, drafted).log_softmax(-1)
 
 
 def beam_drafter(guess: Guess, draft_tokens: int, width: int, confidence: float = 0.0) -> TreeDrafter:
@@ -133,7 +150,7 @@ def beam_drafter(guess: Guess, draft_tokens: int, width: int, confidence: float 
             grown = [
                 (share + log_share, [*path, token])
                 for share, path in kept
-                for token, log_share in enumerate(guess([*text, *path]).tolist())
+                for token, log_share in enumerate(guess([*text, *path], len(path)).tolist())
             ]
             kept = sorted(grown, reverse=True)[:width]
             if kept[0][0] < torch.tensor(max(confidence, 1e-300), dtype=torch.float64).log():

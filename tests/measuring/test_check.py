@@ -54,8 +54,18 @@ def test_the_baseline_is_first_and_every_label_is_there_once() -> None:
 def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
     choices = {choice.label: choice.unsupported for choice in choose_methods(("all",), Models("", ""))}
     assert {choices.pop(name) for name in ("combine", "two_model", "draft_tree")} == {NO_DRAFT}
-    trained = ("deed", "dflash", "eagle", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa")
-    for name in (*trained, "mixture_of_depths", "skip_decode"):
+    trained = (
+        "deed",
+        "dflash",
+        "eagle",
+        "kangaroo",
+        "m2r2",
+        "m2r2_dynamic",
+        "m2r2_prefetch",
+        "medusa",
+        "mixture_of_depths",
+    )
+    for name in (*trained, "pseudo", "sequential", "skip_decode", "specee"):
         assert f"benchctl train {name} " in choices.pop(name)
     assert set(choices.values()) == {""}
 

@@ -51,7 +51,7 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Chosen]:
     def make(*shown: Mapping[str, float]) -> Chosen:
         chosen = Chosen(*shown)
         monkeypatch.setattr(runs, "bandwidth_mb_s", lambda device, threads: None)
-        monkeypatch.setattr(runs, "make_meter", lambda device, watch: Meter(device, [chosen]))
+        monkeypatch.setattr(runs, "make_meter", lambda device, **_: Meter(device, [chosen]))
         return chosen
 
     return make

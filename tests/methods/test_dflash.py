@@ -86,7 +86,7 @@ def test_over_a_draft_vocabulary_too(markov: int, tmp_path: Path) -> None:
     models, method = pair("llama"), Dflash(markov=markov, confidence=0.0)
     method.vocabulary = DraftVocabulary(IDS)
     module: DflashModule = untrained(method, models.target)
-    assert module.markov is None or module.markov["after"].weight.shape == (len(IDS), 4)
+    assert module.markov is None or module.markov.after.weight.shape == (len(IDS), 4)
     method = with_modules(method, module, models, tmp_path)
     write_draft_vocabulary(tmp_path, IDS)
     assert check_steps(method, naive_of(method, module, models, IDS), models, "llama", 0) > 0
@@ -115,7 +115,8 @@ def test_its_cache_equals_a_fresh_one_after_every_commit(tmp_path: Path, monkeyp
         for layer in range(2):
             ours, theirs = (each._cache.kv[layer][:, :length] for each in (drafter, other))
             assert (ours - theirs).abs().max() < 1e-12
-        return original(drafter, token)
+        logits: Tensor = original(drafter, token)
+        return logits
 
     monkeypatch.setattr(Drafter, "__call__", call)
     got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))

@@ -97,10 +97,11 @@ def test_a_published_drafter_takes_the_steps_of_a_plain_reimplementation(name: s
     method = Dflash(modules=folder, draft_tokens=5, confidence=0.0)
     assert method.unsupported(models.target.info) is None
     method.prepare(models.target)
-    settings = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": differs.get("head_dim", 8)}
+    sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": differs.get("head_dim", 8)}
+    settings: dict[str, Any] = {**sizes, "rope_theta": 300.0}
     wide = {key: weight.double() for key, weight in weights.items()}
     mask = models.naive.model.model.embed_tokens.weight[MASK]
-    rotary = LlamaRotaryEmbedding(LlamaConfig(**settings, rope_theta=300.0))
+    rotary = LlamaRotaryEmbedding(LlamaConfig(**settings))
     more = {"taps": (3, 1), "head_dim": 8, "eps": 1e-3, "context_tokens": CONTEXT_TOKENS, "rotary": rotary, **differs}
     naive = NaiveDflash(models.naive, wide, mask=mask, **more)
     for prompt_tokens in (1, 13):

@@ -93,13 +93,13 @@ def test_steps_equal_a_replay_without_a_cache(family: str, seed: int, version: A
     assert accepted > 0 or family != "llama"
 
 
-@pytest.mark.parametrize("version", ["1", "3"])
+@pytest.mark.parametrize(("version", "head"), [("1", "trained"), ("3", "trained"), ("3", "target")])
 @torch.inference_mode()
-def test_over_a_draft_vocabulary_too(version: Any, tmp_path: Path) -> None:
-    models, method = pair("llama"), Eagle(version=version, width=3)
+def test_over_a_draft_vocabulary_too(version: Any, head: Any, tmp_path: Path) -> None:
+    models, method = pair("llama"), Eagle(version=version, width=3, head=head)
     method.vocabulary = DraftVocabulary(IDS)
     module: EagleModule = untrained(method, models.target)
-    assert (module.lm_head is None) == (version == "1")
+    assert (module.lm_head is None) == (version == "1" or head == "target")
     assert module.lm_head is None or module.lm_head.weight.shape[0] == len(IDS)
     method = with_modules(method, module, models, tmp_path)
     write_draft_vocabulary(tmp_path, IDS)
@@ -222,10 +222,13 @@ def test_over_a_draft_vocabulary_the_loss_counts_by_the_mass_inside() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("version", "objective"), [("1", "eagle"), ("1", "hass"), ("3", "eagle"), ("3.1", "eagle")])
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [("1", {}), ("1", {"objective": "hass"}), ("3", {}), ("3", {"head": "target"}), ("3.1", {})],
+)
 @torch.inference_mode(False)
-def test_what_was_learnt_is_accepted(version: Any, objective: Any, tmp_path: Path) -> None:
-    models, method = pair("llama"), Eagle(version=version, objective=objective, tree="chain", draft_tokens=3)
+def test_what_was_learnt_is_accepted(version: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    models, method = pair("llama"), Eagle(version=version, tree="chain", draft_tokens=3, **options)
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
     batch = batch_of(models.naive, answered(models.naive, 12))
@@ -279,6 +282,7 @@ def test_taps_follow_from_the_depth(layers: int, taps: tuple[int, ...]) -> None:
         {"tree": "4x2", "draft_tokens": 5},
         {"tree": "4x2", "nodes": 3},
         {"version": "1", "passes": 5},
+        {"version": "1", "head": "target"},
         {"nodes": 1_000_000},
         {"width": 1_000_000},
         {"draft_tokens": 1_000_000},
@@ -295,6 +299,9 @@ def test_modules_of_another_version_or_target_are_refused_before_weights_are_rea
     (tmp_path / "modules.safetensors").write_bytes(b"")
     with refused("trained_with_other_option", "version=1"):
         trained_options(Eagle(modules=str(tmp_path)), "eagle", str(tmp_path))
+    with refused("trained_with_other_option", "head=trained"):
+        with_modules(Eagle(), module_of("3", "llama", 0), models, tmp_path)
+        trained_options(Eagle(modules=str(tmp_path), head="target"), "eagle", str(tmp_path))
     check_sizes(method, models.target.info)
     with refused("modules_of_other_target", str(tmp_path)):
         check_sizes(method, other)

@@ -13,12 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import replay_tree
+from refusals import refused
 from runs import CONTEXT_TOKENS, LAYERS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
 from target_batches import answered, batch_of, learn
 from tiny import FAMILIES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from two_streams import accelerated_states, beam_drafter, exit_states, guess
+from two_streams import accelerated_states, beam_drafter, exit_states, guess, own_states
 from untrained import facts_of, untrained
 
 from benchctl.decoding.kv.stream import Stream
@@ -27,11 +28,12 @@ from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS
 from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.trainable import save_modules
+from benchctl.decoding.modules.trainable import save_modules, trained_options
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2, draft_beam, draft_chain
 from benchctl.methods.m2r2.gates import LATENT, Interval
-from benchctl.methods.m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, slow_state
+from benchctl.methods.m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, passes, slow_state
+from benchctl.methods.m2r2_dynamic import M2R2Dynamic
 from benchctl.registry import build
 
 WITH_BIASES = (*MODELS, ("llama_biases", 1))
@@ -156,6 +158,8 @@ REPLAYED: Sequence[dict[str, object]] = (
     {"gates": "2", "confidence": 0.1, "draft_tokens": 5, "width": 2},
     {"gates": "2", "source": "slow"},
     {"gates": "1+2", "exit": 2, "source": "exit", "width": 2},
+    {"gates": "2", "features": "last", "draft_tokens": 5},
+    {"gates": "1+3", "exit": 3, "features": "last", "draft_tokens": 4, "width": 3},
 )
 
 
@@ -191,9 +195,10 @@ def test_a_draft_in_half_precision_stops_by_the_probability_itself() -> None:
     pushed: list[int] = []
     stream = SimpleNamespace(push=lambda tokens, parents=(): pushed.extend(tokens), rows=1)
     context = cast(Context, SimpleNamespace(sampling=Sampling(), stream=stream))
-    assert len(draft_chain(context, 4, lambda rows: draft_logits, ALL_TOKENS, confidence=0.999)) == 0
-    assert len(draft_chain(context, 4, lambda rows: draft_logits, ALL_TOKENS, confidence=0.99)) == 4
-    assert len(draft_beam(context, 4, lambda rows: draft_logits.expand(rows, -1), ALL_TOKENS, 2, confidence=0.999)) == 0
+    assert len(draft_chain(context, 4, lambda parents: draft_logits, ALL_TOKENS, confidence=0.999)) == 0
+    assert len(draft_chain(context, 4, lambda parents: draft_logits, ALL_TOKENS, confidence=0.99)) == 4
+    beams = draft_beam(context, 4, lambda parents: draft_logits.expand(len(parents), -1), ALL_TOKENS, 2, 0.999)
+    assert len(beams) == 0
     assert len(pushed) == 4
 
 
@@ -217,6 +222,41 @@ def test_the_pass_over_whole_texts_gives_the_states_of_the_definition(family: st
                 for at in range(len(text)):
                     expected = accelerated_states(models.naive, module, text[: at + 1], interval.first, interval.gate)
                     torch.testing.assert_close(trail[row, at].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_with_features_a_pass_over_whole_texts_is_the_drafting_of_one_token_and_of_two() -> None:
+    """The first pass knows the last states of the tokens before; the second one those of all but the one before."""
+    models, method = pair("llama"), M2R2(gates="1+3", features="last", rank=5)
+    module, texts = trainable(method, models), [prompt_of(7), prompt_of(4, 1)]
+    trajectories = Trajectories(module, batch_of(models.naive, texts))
+    with torch.no_grad():
+        for interval, (row, text) in product(module.intervals, enumerate(texts)):
+            first, second = (torch.stack(trail, 2) for trail in passes(trajectories, module, interval))
+            for at in range(2, len(text)):
+                for drafted, trail in enumerate((first, second)):
+                    seen = text[: at + 1]
+                    expected = own_states(models.naive, module, seen, drafted, interval.first, interval.gate)
+                    torch.testing.assert_close(trail[row, at].double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_fresh_features_change_nothing() -> None:
+    models = pair("llama")
+    batch, module = batch_of(models.naive, [prompt_of(7)]), None
+    for features in ("none", "last"):
+        torch.manual_seed(0)
+        fresh = M2R2(gates="2", features=features).build(models.target.info, models.target.lm_head.weight)
+        trail = Trajectories(fresh, batch).along(fresh.intervals[0])
+        assert module is None or torch.equal(module, trail[-1])
+        module = trail[-1]
+
+
+def test_modules_with_features_are_refused_by_those_that_cannot_use_them(tmp_path: Path) -> None:
+    models, method = pair("llama"), M2R2(gates="1+2", features="last")
+    save_modules(tmp_path, untrained(method, models.target), facts_of("m2r2", method, models.target))
+    for other in (M2R2(gates="1+2"), M2R2Dynamic(gates="1+2", router="softmax_max")):
+        with refused("trained_with_other_option", "features=last"):
+            trained_options(other, "m2r2", str(tmp_path))
+    trained_options(method, "m2r2", str(tmp_path))
 
 
 def test_the_trajectory_reaches_the_last_layer_at_each_gate() -> None:
@@ -314,6 +354,21 @@ def test_yardsticks_compare_streams_with_the_last_layer() -> None:
             }
             for name, cosine in cosines.items():
                 assert found[f"cosine_{layer}_{name}"].share == pytest.approx(float(cosine.mean()), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_features_are_learnt() -> None:
+    """What the stream learnt rests on them: without them it agrees less."""
+    models, method = pair("llama"), M2R2(gates="1+2", features="last")
+    batch = batch_of(models.naive, answered(models.naive, 12))
+    torch.manual_seed(0)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    learn(method.loss, module, batch, 60)
+    found = method.yardsticks(module, batch)
+    torch.nn.init.zeros_(module.features.of(1).weight)
+    without = method.yardsticks(module, batch)["gate_1_accelerated"].share
+    assert found["gate_1_accelerated"].share > without + 0.05
+    assert found["gate_1_own"].share > found["gate_1_slow"].share + 0.2
 
 
 @pytest.mark.slow

@@ -29,15 +29,18 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.methods": {"decoding"},
     "benchctl.judging": {"records"},
     "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},
-    "benchctl.registry": {"bundled", "decoding", "judging", "options", "records"},
+    "benchctl.serving": {"decoding", "records"},
+    "benchctl.engines": {"records", "serving"},
+    "benchctl.registry": {"bundled", "decoding", "judging", "options", "records", "serving"},
     "benchctl.analysis": {"exact_match", "records"},
-    "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry"},
+    "benchctl.measuring": {"bundled", "decoding", "options", "records", "registry", "serving"},
     "benchctl.training": {"bundled", "decoding", "options", "registry"},
     "benchctl.conformance": {"decoding", "registry"},
     "benchctl.importing": {"records"},
+    "benchctl.sweeps": {"records"},
     "benchctl.cli": {
         *("analysis", "bundled", "conformance", "decoding", "fetch", "importing", "judging", "measuring", "offload"),
-        *("options", "records", "registry", "training"),
+        *("options", "records", "registry", "sweeps", "training"),
     },
 }
 
@@ -45,28 +48,33 @@ LAYERS: dict[str, set[str]] = {
 DOORS: dict[str, tuple[str, ...]] = {
     "click": ("benchctl/cli/",),
     "datasets": ("benchctl/training/data/reading.py",),
-    "http": ("benchctl/measuring/prompts/sources.py",),
+    "http": ("benchctl/measuring/prompts/sources.py", "benchctl/serving/client.py"),
     "gguf": ("benchctl/gguf.py",),
     "huggingface_hub": ("benchctl/fetch.py",),
     "jinja2": ("benchctl/analysis/html",),
     "matplotlib": ("benchctl/analysis/plots/",),
-    "msgspec": ("benchctl/importing/", "benchctl/records/"),
+    "msgspec": ("benchctl/importing/", "benchctl/records/", "benchctl/sweeps/spec.py"),
     "openai": ("judges/",),
+    "openvino": ("benchctl/engines/openvino.py",),
+    "openvino_genai": ("benchctl/engines/openvino.py",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/grids.py"),
     "scipy": ("benchctl/analysis/", "benchctl/conformance/", "benchctl/training/modules/calibrate.py"),
-    "time": ("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/training/", "judges/gpt.py"),
+    "time": (
+        *("benchctl/judging/asking.py", "benchctl/measuring/clock.py", "benchctl/sweeps/work.py"),
+        *("benchctl/training/", "judges/gpt.py"),
+    ),
     "torch": (
         *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/measuring/"),
-        *("benchctl/training/", "methods/"),
+        *("benchctl/sweeps/work.py", "benchctl/training/", "methods/"),
     ),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
         *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
         *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/training/"),
     ),
-    "urllib": ("benchctl/measuring/prompts/sources.py", "judges/gpt.py"),
+    "urllib": ("benchctl/measuring/prompts/sources.py", "benchctl/serving/client.py", "judges/gpt.py"),
 }
 METHOD_LIBRARIES = {"safetensors", "torch"}
 IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
@@ -155,7 +163,7 @@ def method_of(dotted: str) -> str:
 def test_every_library_imported_is_declared() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["datasets"], *extras["gguf"], *extras["gpu"]]
+    lines = [*project["dependencies"], *extras["datasets"], *extras["gguf"], *extras["gpu"], *extras["openvino"]]
     names = {re.split(r"[^\w-]", line)[0] for line in lines}
     declared = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
     imported = {name.split(".")[0] for file in FILES for name in imports_of(file)}

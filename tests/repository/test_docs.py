@@ -73,6 +73,16 @@ def test_every_command_on_a_page_parses(words: list[str]) -> None:
     check_parses(words)
 
 
+def test_every_label_of_the_literature_can_be_built() -> None:
+    """And every method that ships has a row, but for the baseline and what puts two drafters together."""
+    text = (DOCS / "literature.md").read_text(encoding="utf-8").replace("FILE", "file.safetensors")
+    labels = [
+        label for label in re.findall(r"`([a-z0-9_]+(?:\[[^`]*\])?)`", text) if "." not in label.partition("[")[0]
+    ]
+    built = {registry.parse_label(label).name for label in labels if registry.build(label)}
+    assert built == set(registry.SHIPPED) - {"autoregressive"}
+
+
 @pytest.mark.usefixtures("follow")
 def test_the_commands_of_the_workflow_parse() -> None:
     (workflow,) = blocks(DOCS / "gate.md", "yaml")

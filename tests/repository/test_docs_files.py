@@ -25,7 +25,7 @@ from benchctl.records.writer import read
 
 PAGE = DOCS / "file-format.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-RECORDS = ("Run", "ModelInfo", "SuiteInfo", "MethodInfo", "Row", "Totals", "Score")
+RECORDS = ("Run", "ModelInfo", "SuiteInfo", "MethodInfo", "EngineInfo", "Row", "Totals", "Score")
 
 
 def section(heading: str) -> str:

@@ -215,7 +215,7 @@ def to_frames(files: Sequence[RunFile], modes: Iterable[Mode]) -> dict[Mode, pd.
         suites = {suite.name: suite for suite in file.run.suites}
         labels = {method.label for method in file.run.methods}
         for batch in _batches(file.rows):
-            batch_decode_s = max(sum(row.step_s) for row in batch)
+            batch_decode_s = max(row.decode_s for row in batch)
             if any(row.invalid for row in batch):
                 invalid.add(round_of(number, batch[0]))
             for row in batch:

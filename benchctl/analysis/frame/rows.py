@@ -9,7 +9,7 @@ from sys import intern
 from typing import NamedTuple
 
 from benchctl.exact_match import is_right
-from benchctl.records.schema import Row, Run, SuiteInfo
+from benchctl.records.schema import Row, Run, SuiteInfo, Totals
 
 COPIES = 3
 LOOP_TOKENS = 16
@@ -129,7 +129,7 @@ class Line(NamedTuple):
     steps: int | None
     passes: int | None
     committed_tokens: int | None
-    drafted_tokens: int
+    drafted_tokens: int | None
     accepted_tokens: int | None
     drafting_steps: int
     draft_rows: int
@@ -191,13 +191,13 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
         drafted_tokens=sum(row.drafted),
         accepted_tokens=sum(row.accepted),
         drafting_steps=(drafting_steps := len(row.drafted) - row.drafted.count(0)),
-        draft_rows=sum(compress(row.rows, row.drafted)) - drafting_steps,
+        draft_rows=max(sum(compress(row.rows, row.drafted)) - drafting_steps, 0),  # an engine's rows are not known
         depth_layers=sum(row.layers),
         full_layers=run.target.layers * len(row.layers),
         checked_answers=int(exact_answer != ""),
         right_answers=int(exact_answer != "" and is_right(row.text, exact_answer)),
         loops=int(loops(row.token_ids, ended=row.stop_reason == "stop")),
-        decode_s=None if row.ttft_s is None else sum(row.step_s) if row.batch else batch_decode_s,
+        decode_s=None if row.ttft_s is None else row.decode_s if row.batch else batch_decode_s,
         whole_s=None if row.ttft_s is None else (row.ttft_s + batch_decode_s) * share,
         whole_decode_s=None if row.ttft_s is None else batch_decode_s * share,
         energy_j=None if row.energy_j is None else row.energy_j * share,
@@ -207,8 +207,19 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
         answer_id=hash(row.token_ids),
         steps_id=hash((row.token_ids, row.committed, row.drafted, row.accepted, row.rows, row.passes, row.layers)),
     )
+    if row.arrived_s:  # whether an engine's chunks are steps may differ from one answer to the next; its sums may not
+        told = row.totals or Totals(steps=len(row.step_s), drafted=sum(row.drafted), accepted=sum(row.accepted))
+        line = line._replace(steps_id=hash((row.token_ids, told.steps, told.drafted, told.accepted)))
     if (totals := row.totals) is None:
         return line
+    if row.arrived_s:
+        return line._replace(
+            steps=totals.steps,
+            passes=totals.steps,
+            committed_tokens=len(row.token_ids) - row.arrived_tokens[0],
+            drafted_tokens=totals.drafted,
+            accepted_tokens=totals.accepted,
+        )
     # The sums of a published file: there the first step includes the token that prefill yields here.
     is_counted = totals.new_tokens is not None and totals.steps is not None
     return line._replace(

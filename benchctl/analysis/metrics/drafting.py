@@ -20,8 +20,9 @@ from benchctl.analysis.metrics.metric import Better, Column, Metric, Unit, colum
 
 
 def _drafting(name: str, unit: Unit, top: str, bottom: str, cell: str = "{:.3f}", better: Better = "higher") -> Metric:
-    label = name.replace("_", " ")
-    return Metric(name, label, unit, better, column(top), column(bottom), table="Drafting and depth", cell=cell)
+    """Over the answers whose counts are known: an engine may not tell those of every answer."""
+    label, above, below = name.replace("_", " "), where_known(bottom, column(top)), where_known(bottom)
+    return Metric(name, label, unit, better, above, below, table="Drafting and depth", cell=cell)
 
 
 BLOCK_EFFICIENCY = _drafting("block_efficiency", "tokens", "committed_tokens", "passes", "{:.2f}")

@@ -33,7 +33,8 @@ def _if_complete(same: Column, differing: Column) -> Column:
     """
 
     def values(pairs: pd.DataFrame) -> pd.Series:
-        known = differing(pairs).where(pairs["verdict"] != "identical", same(pairs))
+        own = differing(pairs)  # those of engines have it too, since their baseline is not the target
+        known = own.where(own.notna() | (pairs["verdict"] != "identical"), same(pairs))
         return known if known.notna().all() else zeros(pairs)
 
     return values

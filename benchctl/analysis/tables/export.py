@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures
 from benchctl.analysis.judges.figures import MARGIN, Agreement, JudgedFigures
+from benchctl.analysis.machines import pooled_speedups
 from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.warnings import warnings
 from benchctl.analysis.winner import fastest
@@ -45,8 +46,14 @@ def to_csv(groups: Sequence[Group]) -> str:
 
 
 def to_json(groups: Sequence[Group]) -> str:
-    """An object with `groups`; see the keys below."""
-    return json.dumps({"groups": [_group(group) for group in groups]}, indent=2, allow_nan=False)
+    """An object with `groups`, see the keys below, and `machines` where several machines measured a label."""
+    document: Document = {"groups": [_group(group) for group in groups]}
+    if pooled := pooled_speedups(groups):
+        document["machines"] = [
+            {"label": each.label, "speedups": list(each.each), "value": each.value, **asdict(each.interval)}
+            for each in pooled
+        ]
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def _agreement_document(agreement: Agreement) -> Document:

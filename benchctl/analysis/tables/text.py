@@ -8,6 +8,7 @@ from textwrap import shorten
 from typing import Literal
 
 from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures, compare
+from benchctl.analysis.machines import pooled_speedups
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import label_lines, short_labels, table_labels
 from benchctl.analysis.tables import acceptance
@@ -78,7 +79,8 @@ def render(groups: Sequence[Group], format: Format = "table", view: View = View(
         return to_json(groups)
     _check_names(groups, view)
     view = view if format == "table" else replace(view, width=_UNLIMITED)
-    return _written([part for group in groups for part in _parts(groups, group, view)], format, view)
+    parts = [part for group in groups for part in _parts(groups, group, view)]
+    return _written([*parts, *_machines(groups, view)], format, view)
 
 
 def render_acceptance(groups: Sequence[Group], format: Format = "table", view: View = View()) -> str:
@@ -182,6 +184,24 @@ def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragr
         yield Paragraph(("Labels:", *renamed))
     if found:
         yield Paragraph(tuple(f"Warning: {warning.text}" for warning in found), "warning")
+
+
+def _machines(groups: Sequence[Group], view: View) -> Iterator[Paragraph | Grid]:
+    """What several machines show together."""
+    if not (pooled := pooled_speedups(groups)):
+        return
+    names = {label: name for group in groups for label, name in _names(group, view).items()}
+    rows = tuple(
+        (
+            names[each.label],
+            str(len(each.each)),
+            f"{each.value:.2f}x [{each.interval.low:.2f}, {each.interval.high:.2f}]",
+            f"{min(each.each):.2f}x to {max(each.each):.2f}x",
+        )
+        for each in pooled
+    )
+    yield Grid("Several machines", ("method", "machines", "speed-up [95%]", "of each"), {"": rows})
+    yield Paragraph(("Geometric mean; the interval says what another machine like these would show.",), "note")
 
 
 def _grid(

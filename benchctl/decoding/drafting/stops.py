@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 StopRule = Literal["confidence", "product", "entropy", "bandit"]
+_WANTED_ACCEPTANCE, _ADJUSTMENT = 0.9, 0.001  # of "adaptive", as in the code of Draft & Verify
 _ENTROPY_FACTOR = 0.2  # gamma of AdaEDL
 _EXPLORATION = 0.15  # sqrt(2) in UCB1; less, because most drafts show what every length would have gained
 
@@ -24,6 +25,9 @@ class Stop:
 
     confidence  after a token with a probability below ``least`` (transformers' assistant_confidence_threshold)
     product     after tokens that together have a probability below ``least``
+    adaptive    as confidence; after each draft ``least`` rises by 0.001 if a moving average of the acceptance rate is
+                below 0.9, else it falls by that unless the draft was as long as possible (Draft & Verify, Zhang et al.
+                2309.08168, by its code)
     entropy     after a token where 1 - sqrt(0.2 H(q)), which bounds its acceptance, is below ``least``
                 (AdaEDL, Agrawal et al. 2410.18351; SVIP, 2411.18462, has the same form). Ours: the threshold
                 is fixed, AdaEDL adapts it
@@ -35,8 +39,9 @@ class Stop:
     what other lengths would have gained, so they learn from it too; the clock is never read, so steps can be repeated.
     """
 
-    def __init__(self, rule: StopRule, least: float, draft_tokens: int, token_cost: float) -> None:
+    def __init__(self, rule: Literal[StopRule, "adaptive"], least: float, draft_tokens: int, token_cost: float) -> None:
         self._rule, self._least, self._most, self._token_cost = rule, least, draft_tokens, token_cost
+        self._acceptance = 0.0  # moving average
         self._probs: list[float] = []
         self._gains = [0.0] * draft_tokens  # sums of rewards of 1, 2, ... tokens
         self._trials = [0] * draft_tokens
@@ -69,6 +74,12 @@ class Stop:
 
     def learn(self, drafted: int, accepted: int) -> None:
         """What verification gave: nothing about longer drafts where all was accepted."""
+        if self._rule == "adaptive" and drafted:
+            self._acceptance = 0.5 * self._acceptance + 0.5 * accepted / drafted
+            if self._acceptance < _WANTED_ACCEPTANCE:
+                self._least += _ADJUSTMENT
+            elif drafted < self._most:
+                self._least -= _ADJUSTMENT
         if self._rule != "bandit" or not drafted:
             return
         known = drafted if accepted == drafted else self._most

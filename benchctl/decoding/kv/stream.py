@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Layout, branches
+from benchctl.decoding.model.layers import Parts, run_parts
 from benchctl.decoding.model.target import Target
 
 RunRows = Callable[[Tensor, Cache, Layout], Tensor]
@@ -23,11 +24,16 @@ It writes keys and values of these rows into the cache, from slot ``layout.start
 
 
 class LayerRun(NamedTuple):
-    """One run of so many rows through layers ``first`` .. ``last`` - 1."""
+    """One run of so many rows through layers ``first`` .. ``last`` - 1.
+
+    ``sublayers`` is how many attentions and MLPs of these layers ran in a detour, whose rows are forgotten; otherwise
+    it is None, and all of them ran.
+    """
 
     first: int
     last: int
     rows: int
+    sublayers: int | None = None
 
 
 class Stream:
@@ -63,8 +69,14 @@ class Stream:
         """Rows committed or open."""
         return len(self.text)
 
-    def push(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
-        """Add open rows; ``parents`` are indices of open rows, by default each row continues the one before it."""
+    def push(self, tokens: Sequence[int], parents: Sequence[int] | None = None, states: Tensor | None = None) -> None:
+        """Add open rows; ``parents`` are indices of open rows, by default each row continues the one before it.
+
+        ``states`` [rows, width] stand in for the embeddings of rows that are no tokens; such rows cannot be committed,
+        and their ``tokens`` only count them. Where other rows have run layers already, `pass_by` these.
+        """
+        if states is not None:
+            self._states = torch.cat((self.states, states)) if self.rows else states
         chain = range(self.rows - 1, self.rows - 1 + len(tokens))
         self._is_chain = self._is_chain and (parents is None or list(parents) == list(chain))
         self._parents += chain if parents is None else parents
@@ -121,6 +133,40 @@ class Stream:
             raise ValueError(f"`run` gave layers {first} to {last} no keys and values of the rows from {start} on")
         self.runs.append(LayerRun(first, last, self.length - start))
         self._replace_states(start, states)
+
+    def detour(
+        self,
+        states: Tensor,
+        parts: Sequence[Parts],
+        first: int = 0,
+        *,
+        start: int | None = None,
+        earlier: int = 0,
+        apart: bool = False,
+    ) -> Tensor:
+        """Residuals of rows that run only these ``parts`` of layers ``first`` .. and are then forgotten.
+
+        states   [rows, width] residuals before layer ``first``
+        start    position of the first row, which sees the text before it; by default behind all finished rows
+        earlier  rows of detours just before this one that its rows continue; they stand from ``start`` on
+        apart    all rows stand at ``start`` and do not see each other
+
+        Finished rows from ``start`` on stay as they are, and are not seen. No row may wait halfway or have passed a
+        layer by: ValueError.
+        """
+        if set(self.cache.lengths) != {self.base} or any(self.cache.absent):
+            raise ValueError("rows make a detour only where all layers hold the same rows of the text")
+        hidden = 0 if start is None else self.base - start
+        rows = earlier + states.shape[0]
+        parents = [-1] * rows if apart else [-1, *range(hidden, hidden + rows - 1)]
+        positions, ancestors = branches(self.base - hidden, [*range(-1, hidden - 1), *parents])
+        seen = ancestors if hidden or apart else None
+        layout = self.target.layout(self.base - hidden, positions, seen, hidden + earlier)
+        layers = self.target.blocks[first : first + len(parts)]
+        states = run_parts(layers, parts, first, states, self.cache, layout)
+        self.cache.truncate(self.base)
+        self.runs.append(LayerRun(first, first + len(parts), len(states), sum(map(sum, parts))))
+        return states
 
     def _states_from(self, start: int) -> Tensor:
         finished = start - self.base

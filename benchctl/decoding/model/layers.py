@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -222,11 +223,18 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def run_layers(
-    layers: Sequence[Layer], first: int, x: Tensor, cache: Cache, layout: Layout, normed: Tensor | None = None
+    layers: Sequence[Layer],
+    first: int,
+    x: Tensor,
+    cache: Cache,
+    layout: Layout,
+    normed: Tensor | None = None,
+    mlps: bool = True,
 ) -> Tensor:
     """Residual ``x`` [rows, width] through ``layers``, which are the model's from ``first`` on.
 
-    ``normed`` [rows, inputs] is read by the first attention instead of its norm of ``x``.
+    ``normed`` [rows, inputs] is read by the first attention instead of its norm of ``x``; without ``mlps`` these are
+    skipped.
     """
     rotary, attention = layout.rotary, layers[0].attention
     if x.dtype in (torch.float32, torch.float64):
@@ -239,7 +247,30 @@ def run_layers(
         x = layer.attention.out.add_to(x, mix(layer.attention, queries, slots.keys, slots.values, layout))
         if layer.cross is not None:
             x = layer.cross(x)
-        x = layer.mlp.add_to(x, layer.mlp_norm(x))
+        if mlps:
+            x = layer.mlp.add_to(x, layer.mlp_norm(x))
+    return x
+
+
+class Parts(NamedTuple):
+    """Which sublayers of a layer run."""
+
+    attention: bool = True
+    mlp: bool = True
+
+
+def run_parts(
+    layers: Sequence[Layer], parts: Sequence[Parts], first: int, x: Tensor, cache: Cache, layout: Layout
+) -> Tensor:
+    """As run_layers, where each layer runs its ``parts`` only; a skipped attention writes no keys and values."""
+    for kept, group in groupby(range(len(layers)), key=parts.__getitem__):
+        index, *more = group
+        some = layers[index : index + 1 + len(more)]
+        if kept.attention:
+            x = run_layers(some, first + index, x, cache, layout, mlps=kept.mlp)
+        elif kept.mlp:
+            for layer in some:
+                x = layer.mlp.add_to(x, layer.mlp_norm(x))
     return x
 
 

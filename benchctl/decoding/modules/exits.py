@@ -396,7 +396,7 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold, UsesDraftVocabul
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         if there := read_exits(str(trained.get("exits", ""))):
-            _refuse_others(folder, self.allowed(read_exits(self.exits) or there), there)
+            refuse_other_exits(folder, self.allowed(read_exits(self.exits) or there), there)
 
     def load_exits(self, name: str, target: Target) -> Exits:
         """The trained modules of this method, called ``name``, whose exits speak from now on.
@@ -411,7 +411,7 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold, UsesDraftVocabul
             self.load_vocabulary(self.modules, target.vocabulary)
         self._lm_head = self.vocabulary.lm_head(target)
         self._trained, self._heads = module.layers, module.heads(target.final_norm, self._lm_head)
-        _refuse_others(self.modules, self.exit_layers(target), module.layers)
+        refuse_other_exits(self.modules, self.exit_layers(target), module.layers)
         return module
 
     def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
@@ -439,7 +439,8 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold, UsesDraftVocabul
         return self.exit_step(context, self.kv_fill)
 
 
-def _refuse_others(folder: str, asked: Sequence[int], there: Sequence[int]) -> None:
+def refuse_other_exits(folder: str, asked: Sequence[int], there: Sequence[int]) -> None:
+    """Raises UserError unless some exits are asked for, and modules in ``folder`` are ``there`` for all of them."""
     missing = [layer for layer in asked if layer not in there]
     if asked and not missing:
         return

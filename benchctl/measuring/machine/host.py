@@ -35,7 +35,7 @@ class CpuMoment:
 
     at_s      the clock
     busy_s    CPU time of all processes on the cores this process may use, time taken by a hypervisor included
-    own_s     CPU time of this process
+    own_s     CPU time of this process, and of engines that it has started
     waited_s  by thread of this process: how long it was ready to run and had no core
     energy_j  by package of the machine; each counter wraps around at its `energy_range_j`
     """
@@ -57,8 +57,10 @@ class Host:
         root: Path = Path("/"),
         cores: Sequence[int] | None = None,
         with_energy: bool = True,
+        engines_cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._clock = clock
+        self._engines_cpu_s = engines_cpu_s
         self._root = root
         self._cores = usable_cores() if cores is None else tuple(cores)
         self._ticks = os.sysconf("SC_CLK_TCK")
@@ -73,7 +75,7 @@ class Host:
         return CpuMoment(
             at_s=self._clock(),
             busy_s=self._busy_s(),
-            own_s=used.ru_utime + used.ru_stime,
+            own_s=used.ru_utime + used.ru_stime + self._engines_cpu_s(),
             waited_s=self._waited_s(),
             energy_j={name: reading * _UJ for name, reading in energy_uj.items() if reading is not None},
             energy_range_j=self._energy_range_j,

@@ -176,16 +176,17 @@ def watch_state(read: Callable[[], _State], between: Callable[[_State, _State], 
     return start
 
 
-def make_meter(device: str, *, watch: bool) -> Meter:
+def make_meter(device: str, *, watch: bool, engines_cpu_s: Callable[[], float] = lambda: 0.0) -> Meter:
     """The meter of a run: with `watch` it has all instruments of this machine, without it none.
 
+    ``engines_cpu_s`` is the processor time of the engines that the run has started: they are not other load.
     Where a GPU decodes, the CPU's energy is left out.
     """
     if not watch:
         return Meter(device)
     card = gpu.open_gpu(device)
     instruments = [] if card is None else [watch_state(card.moment, gpu.conditions)]
-    cpu = host.Host(Clock(), with_energy=not device.startswith("cuda"))
+    cpu = host.Host(Clock(), with_energy=not device.startswith("cuda"), engines_cpu_s=engines_cpu_s)
     instruments.append(watch_state(cpu.moment, host.between))
     return Meter(device, instruments)
 

@@ -1,0 +1,48 @@
+"""One speed-up from several machines, whose times themselves are never put together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+import numpy as np
+from scipy.special import stdtrit
+
+from benchctl.analysis.comparison import Group
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.stats.intervals import LEVEL, Interval
+
+_OF_MACHINE = frozenset({"cpu", "gpu"})
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The speed-up of a method on several machines: the geometric mean of ``each``, and its interval.
+
+    Machines are a level of their own: the interval is Student's t over the logarithms of their speed-ups, and says what
+    another machine like these would show. Two machines make it very wide.
+    """
+
+    label: str
+    each: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        return exp(sum(map(log, self.each)) / len(self.each))
+
+    @property
+    def interval(self) -> Interval:
+        error = float(np.std(np.log(self.each), ddof=1)) / sqrt(len(self.each))
+        half_width = float(stdtrit(len(self.each) - 1, 1 - LEVEL / 2)) * error
+        return Interval(self.value * exp(-half_width), self.value * exp(half_width))
+
+
+def pooled_speedups(groups: Sequence[Group]) -> tuple[Pooled, ...]:
+    """Of each label that several groups measured which differ from the first by machine alone; highest first."""
+    alike = [group for group in groups if {each.field for each in group.differs} <= _OF_MACHINE]
+    found: dict[str, list[float]] = {}
+    for method in (method for group in alike for method in group.pooled.methods):
+        value = method.estimate(SPEEDUP).value
+        if not method.is_baseline and not method.refused and value:
+            found.setdefault(method.label, []).append(value)
+    pooled = (Pooled(label, tuple(values)) for label, values in found.items() if len(values) > 1)
+    return tuple(sorted(pooled, key=lambda each: -each.value))

@@ -1,0 +1,112 @@
+"""OpenVINO GenAI in this process, on the CPU: `pip install 'benchctl[openvino]'`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchctl.errors import UserError
+from benchctl.records.schema import EngineInfo
+from benchctl.serving.engine import Answer, Chunk, Counts, Deployment, Engine, Question
+
+_PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+@dataclass
+class OpenVINO(Engine):
+    """A pipeline on the target, a GGUF file, or on ``weights``: the same weights as one or as a folder of OpenVINO.
+
+    It drafts ``draft_tokens`` tokens that followed the last ``lookup`` or fewer tokens before; 0 drafts nothing.
+    """
+
+    lookup: int = 0
+    draft_tokens: int = 5
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        if self.lookup < 0 or self.draft_tokens < 1:
+            raise ValueError("lookup must be at least 0 and draft_tokens at least 1")
+        self._generate: Callable[[Question], Answer] | None = None
+
+    def plain(self) -> OpenVINO:
+        return replace(self, lookup=0, draft_tokens=5)
+
+    def start(self, deployment: Deployment) -> EngineInfo:
+        try:
+            import numpy
+            import openvino
+            import openvino_genai
+        except ImportError as error:
+            raise UserError(
+                "openvino_not_installed", f"OpenVINO is not there ({error}): pip install 'benchctl[openvino]'."
+            ) from error
+        path = self.weights or deployment.target
+        if deployment.dtype not in _PRECISION or not (self.weights or path.endswith(".gguf")):
+            raise UserError(
+                "needs_gguf",
+                f"OpenVINO computes in {', '.join(_PRECISION)} and reads GGUF files and folders of its own, and the "
+                f"target is {path} in {deployment.dtype}. Give the same weights with the option weights=FILE.gguf.",
+            )
+        properties: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": deployment.threads,
+            "INFERENCE_PRECISION_HINT": _PRECISION[deployment.dtype],
+            "KV_CACHE_PRECISION": _PRECISION[deployment.dtype],
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # activations keep the format, also with quantised weights
+        }
+        properties |= {"prompt_lookup": True} if self.lookup else {}
+        try:
+            pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise UserError("engine_did_not_start", f"OpenVINO cannot load {path}: {error}") from error
+        config = openvino_genai.GenerationConfig()  # not that of the model's files
+        config.do_sample, config.apply_chat_template = False, False
+        if self.lookup:
+            config.max_ngram_size, config.num_assistant_tokens = self.lookup, self.draft_tokens
+
+        class Marks(openvino_genai.StreamerBase):  # type: ignore[misc]  # it has no types
+            """Called once in each step, with its tokens."""
+
+            def __init__(self, clock: Callable[[], float]) -> None:
+                super().__init__()
+                self.clock, self.started_s, self.chunks = clock, clock(), list[Chunk]()
+
+            def write(self, token: int | list[int]) -> Any:
+                ids = tuple(token) if isinstance(token, list) else (token,)
+                self.chunks.append(Chunk(self.clock() - self.started_s, ids))
+                return openvino_genai.StreamingStatus.RUNNING
+
+            def end(self) -> None:
+                """Nothing is kept back."""
+
+        def generate(question: Question) -> Answer:
+            config.max_new_tokens, config.stop_token_ids = question.max_new_tokens, set(question.stop_ids)
+            marks = Marks(question.clock)
+            told = pipeline.generate(openvino.Tensor(numpy.array([question.prompt_ids])), config, marks)
+            stopped = told.finish_reasons[0] == openvino_genai.GenerationFinishReason.STOP
+            return Answer(
+                tuple(marks.chunks),
+                "stop" if stopped else "length",
+                # How much was drafted is not told, nor whether the last token of an answer was.
+                Counts(steps=len(marks.chunks) - 1) if self.lookup else Counts(),
+                prompt_tokens=told.perf_metrics.get_num_input_tokens(),
+                new_tokens=len(told.tokens[0]),
+            )
+
+        self._generate = generate
+        return EngineInfo(
+            name="OpenVINO GenAI",
+            version=openvino_genai.__version__,
+            run="in_process",
+            dtype=deployment.dtype,
+            threads=deployment.threads,
+            prefix_cache="off",
+            steps_from="chunks",
+        )
+
+    def answer(self, question: Question) -> Answer:
+        assert self._generate is not None, "it has started"
+        return self._generate(question)
+
+    def stop(self) -> None:
+        self._generate = None

@@ -1,0 +1,43 @@
+"""SGLang's server, started here. Its options are those of version 0.5; benchctl's tests never ran them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from benchctl.serving.dialects import SglangDialect
+from benchctl.serving.engine import Deployment
+from benchctl.serving.served import Started
+
+
+@dataclass
+class Sglang(Started):
+    """`sglang.launch_server` on the target, by the Python ``server``. ``speculative`` is an algorithm of SGLang.
+
+    It verifies ``draft_tokens`` tokens in a step, drafted with the model ``draft`` where the algorithm needs one. Two
+    servers share a GPU: each takes ``gpu_memory`` of it.
+    """
+
+    speculative: str = ""
+    draft_tokens: int = 6
+    draft: str = ""
+    gpu_memory: float = 0.4
+    server: str = "python3"
+    limit_s: float = 900.0
+
+    dialect = SglangDialect()
+
+    def plain(self) -> Sglang:
+        return replace(self, speculative="", draft="", draft_tokens=6)
+
+    def command(self, deployment: Deployment, port: int) -> list[str]:
+        speculation = ["--speculative-algorithm", self.speculative, "--speculative-num-draft-tokens"]
+        speculation += [str(self.draft_tokens)]
+        speculation += ["--speculative-draft-model-path", self.draft] if self.draft else []
+        return [
+            *(self.server, "-m", "sglang.launch_server", "--model-path", deployment.folder),
+            *("--host", "127.0.0.1", "--port", str(port), "--dtype", deployment.dtype),
+            *("--context-length", str(deployment.context_tokens), "--max-running-requests", "1"),
+            *("--disable-radix-cache", "--sampling-defaults", "openai"),
+            *("--mem-fraction-static", str(self.gpu_memory)),
+            *(speculation if self.speculative else ()),
+        ]

@@ -1,0 +1,81 @@
+"""The folder of a sweep: commands.txt, one line for each run, with results and logs next to it; and what is in it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from benchctl.errors import UserError
+from benchctl.records.progress import finished_prompts
+from benchctl.records.writer import scan
+from benchctl.sweeps.spec import Unit
+
+COMMANDS = "commands.txt"
+
+
+class Status(NamedTuple):
+    """How far a run is; ``message`` is the last line that it printed, if it is not done."""
+
+    unit: Unit
+    state: Literal["done", "started", "missing", "unreadable"]
+    prompts: int
+    of: int | None
+    message: str
+
+
+def write_commands(folder: Path, units: Sequence[Unit]) -> Path:
+    """Raises UserError if the folder has other commands, which runs of it may follow, or cannot be written."""
+    path = folder / COMMANDS
+    text = "".join(f"{shlex.join(unit.command)}\n" for unit in units)
+    try:
+        for name in ("results", "logs"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.read_text() != text:
+            raise UserError("other_sweep", f"{path}: is of another sweep. Name another folder with --out.")
+        path.write_text(text)
+    except OSError as error:
+        raise UserError("cannot_write", f"{path}: cannot be written: {error.strerror}.") from error
+    return path
+
+
+def read_commands(folder: Path) -> tuple[Unit, ...]:
+    """Raises UserError for a folder that `sweep plan` did not write."""
+    path = folder / COMMANDS
+    try:
+        units = tuple(Unit(tuple(shlex.split(line))) for line in path.read_text().splitlines() if line.strip())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            "no_sweep_folder", f"{folder}: has no readable {COMMANDS}. Write it with `sweep plan`."
+        ) from error
+    if any(unit.command[:2] != ("benchctl", "run") or not unit.name for unit in units):
+        raise UserError("no_sweep_folder", f"{path}: has a line that is not `benchctl run ... --out=FILE`.")
+    return units
+
+
+def log_of(folder: Path, unit: Unit) -> Path:
+    return folder / "logs" / f"{unit.name}.log"
+
+
+def status(folder: Path, unit: Unit) -> Status:
+    """What the results file of a run holds, whoever wrote it."""
+    if not unit.out.exists() or not unit.out.stat().st_size:
+        return Status(unit, "missing", 0, None, _last_line(log_of(folder, unit)))
+    try:
+        file = scan(unit.out)
+        done, prompts = finished_prompts(file.run, file.rows)
+    except UserError as error:
+        return Status(unit, "unreadable", 0, None, str(error))
+    finished = done == prompts
+    return Status(
+        unit, "done" if finished else "started", done, prompts, "" if finished else _last_line(log_of(folder, unit))
+    )
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,112 @@
+"""Where the runs of a sweep are executed: this machine, a Ray cluster, Slurm. Each only places and repeats runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from benchctl.errors import UserError
+from benchctl.sweeps.spec import Unit
+from benchctl.sweeps.work import Settings, places, run_unit
+
+LOST = -1  # instead of an exit code
+
+
+class Ended(NamedTuple):
+    """A run that ended with this exit code, or whose worker was lost."""
+
+    unit: Unit
+    code: int
+
+
+Executor = Callable[[Sequence[Unit], Settings], Iterator[Ended]]
+
+
+def local(units: Sequence[Unit], settings: Settings) -> Iterator[Ended]:
+    """Run by as many threads as this machine has places. Raises UserError if runs need a GPU and there is none."""
+    workers = max((len(places(unit.on_gpu, settings.per_host)) for unit in units), default=0)
+    if workers == 0 and units:
+        raise UserError("no_gpu", "no GPU is visible. Plan with `devices: [cpu]`, or run this where one is.")
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        futures = {pool.submit(run_unit, unit, settings): unit for unit in units}
+        try:
+            for future in as_completed(futures):
+                yield Ended(futures[future], future.result())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def ray(units: Sequence[Unit], settings: Settings) -> Iterator[Ended]:
+    """Run as tasks of the Ray cluster at RAY_ADDRESS, or of one that is started here."""
+    library = _imported("ray", "ray")
+    library.init(log_to_driver=False, include_dashboard=False, logging_level="error")
+    try:
+        # Tasks for a CPU ask for a host's share, since the lock would let them wait where others are free.
+        share = min(int(node["Resources"].get("CPU", 1)) for node in library.nodes() if node["Alive"])
+        task = library.remote(max_retries=settings.attempts - 1)(run_unit)
+        futures = {
+            task.options(
+                num_cpus=unit.threads if unit.on_gpu else max(unit.threads, share // settings.per_host),
+                num_gpus=int(unit.on_gpu),
+            ).remote(unit, settings): unit
+            for unit in units
+        }
+        waiting = list(futures)
+        while waiting:
+            (done,), waiting = library.wait(waiting)
+            try:
+                code = library.get(done)
+            except library.exceptions.RayError:
+                code = LOST
+            yield Ended(futures[done], code)
+    finally:
+        library.shutdown()
+
+
+def slurm(units: Sequence[Unit], settings: Settings, cluster: str = "slurm") -> Iterator[Ended]:
+    """Run as arrays of Slurm jobs, one for GPUs and one for whole hosts. Raises UserError without Slurm."""
+    submitit = _imported("submitit", "slurm")
+    try:
+        executor = submitit.AutoExecutor(settings.folder / "logs", cluster=cluster)
+    except RuntimeError as error:
+        raise UserError("no_slurm", f"--on slurm: {error}. Run this on a host of the cluster.") from error
+    jobs: dict[Any, Unit] = {}
+    for on_gpu in (False, True):
+        if chosen := [unit for unit in units if unit.on_gpu == on_gpu]:
+            cores = max(unit.threads for unit in chosen)
+            executor.update_parameters(name="benchctl", gpus_per_node=int(on_gpu), cpus_per_task=cores)
+            executor.update_parameters(slurm_exclusive=not on_gpu and settings.per_host == 1, **settings.scheduler)
+            jobs |= dict(zip(executor.map_array(_Job(settings), chosen), chosen, strict=True))
+    for job in submitit.helpers.as_completed(list(jobs)):
+        try:
+            code = int(job.result())
+        except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError):
+            code = LOST
+        yield Ended(jobs[job], code)
+
+
+class _Job:
+    """The work of one Slurm job. submitit calls `checkpoint` when Slurm preempts it, and submits what it returns."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def __call__(self, unit: Unit) -> int:
+        return run_unit(unit, self._settings)
+
+    def checkpoint(self, unit: Unit) -> Any:
+        return _imported("submitit", "slurm").helpers.DelayedSubmission(self, unit)
+
+
+EXECUTORS: Mapping[str, Executor] = {"local": local, "ray": ray, "slurm": slurm}
+
+
+def _imported(library: str, extra: str) -> Any:
+    try:
+        return import_module(library)
+    except ImportError as error:
+        raise UserError(
+            "package_missing", f"--on {extra} needs the package {library}: pip install 'benchctl[{extra}]'"
+        ) from error

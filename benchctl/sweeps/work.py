@@ -1,0 +1,116 @@
+"""One run of a sweep, on the host and device that it has for itself."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from benchctl.sweeps.folder import log_of
+from benchctl.sweeps.spec import Unit
+
+_CHILD = "from benchctl.cli.run import session; session()"  # ends with this process
+_SIGNALS = 128  # exit codes of a shell whose command a signal ended are above
+_POLL_S = 0.5
+
+
+class Place(NamedTuple):
+    """What a run has for itself: a GPU by its number or uuid, or CPU cores."""
+
+    lock: str
+    gpu: str | None = None
+    cores: tuple[int, ...] = ()
+
+
+def places(on_gpu: bool, per_host: int) -> list[Place]:
+    """What this process may use: each visible GPU, or its cores in ``per_host`` equal sets."""
+    if on_gpu:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = [str(number) for number in range(_gpus())] if visible is None else visible.split(",")
+        return [Place(f"gpu-{gpu}", gpu=gpu) for gpu in gpus if gpu]
+    cores = sorted(os.sched_getaffinity(0), reverse=True)  # other programs rather use those of low numbers
+    size = max(1, len(cores) // per_host)
+    sets = [tuple(cores[start : start + size]) for start in range(0, len(cores), size)][:per_host]
+    return [Place(f"cpu-{number}", cores=each) for number, each in enumerate(sets)]
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+@contextmanager
+def exclusive(wanted: list[Place], wait: Callable[[], None] = lambda: time.sleep(_POLL_S)) -> Iterator[Place]:
+    """The first of the places that no other sweep on this host uses, held until the end; waits while all are used.
+
+    The system releases a lock with the process that holds it, however that ends.
+    """
+    while True:
+        for place in wanted:
+            path = Path(tempfile.gettempdir()) / f"benchctl-{place.lock}.lock"
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(handle)
+                continue
+            try:
+                yield place
+            finally:
+                os.close(handle)
+            return
+        wait()
+
+
+class Settings(NamedTuple):
+    """How runs are executed.
+
+    folder     of the sweep; logs are written there
+    cwd        folder that relative paths of commands start from
+    attempts   how often a run is started that a signal ends or whose worker is lost
+    per_host   CPU runs at the same time on one host
+    scheduler  parameters of Slurm, as submitit calls them
+    """
+
+    folder: Path
+    cwd: Path
+    attempts: int = 3
+    per_host: int = 1
+    scheduler: Mapping[str, str | int] = {}
+
+
+def run_unit(unit: Unit, settings: Settings) -> int:
+    """Measure one run to its end, again with --resume if a signal ended it; its exit code."""
+    with exclusive(places(unit.on_gpu, settings.per_host)) as place:
+        code = 0
+        for _ in range(settings.attempts):
+            code = measure(unit, place, settings)
+            if 0 <= code < _SIGNALS:
+                break
+        return code
+
+
+def measure(unit: Unit, place: Place, settings: Settings) -> int:
+    """Execute the command once, in a process that ends with this one; its exit code, negative for a signal."""
+    environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
+    lifeline, held = os.pipe()
+    try:
+        with log_of(settings.folder, unit).open("ab") as log:
+            command = [sys.executable, "-c", _CHILD, *unit.command[1:]]
+            process = subprocess.Popen(
+                command, stdin=lifeline, stdout=log, stderr=log, env=environment, cwd=settings.cwd
+            )
+        if place.cores:
+            os.sched_setaffinity(process.pid, place.cores)
+        return process.wait()
+    finally:
+        os.close(lifeline)
+        os.close(held)

@@ -1,0 +1,46 @@
+"""Speed-ups of several machines are put together, with the machines as a level; their times are not."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from compared import file_of
+from fixtures_records import DRAFTED, RUN, baseline_row, drafted_row
+from scipy import stats
+
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.machines import pooled_speedups
+from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.tables.text import render
+from benchctl.records.writer import RunFile
+
+
+def machine(cpu: str, step_s: float, **changes: object) -> RunFile:
+    """Measured on this processor, whose baseline takes this long for a step."""
+    rows = [row for prompt in ("p0", "p1") for row in (baseline_row(prompt, step_s=step_s), drafted_row(prompt))]
+    run = replace(RUN, machine={**RUN.machine, "cpu": cpu}, **changes)  # type: ignore[arg-type]
+    return file_of(rows, run, f"{cpu}.jsonl")
+
+
+def test_the_interval_is_students_t_over_the_machines_logarithms() -> None:
+    groups = compare([machine("a", 1.0), machine("b", 2.0), machine("c", 1.5)])
+    speedups = [group.pooled.methods[1].estimate(SPEEDUP).value for group in groups]
+    assert len(groups) == 3 and len(set(speedups)) == 3
+    (pooled,) = pooled_speedups(groups)
+    logs = np.log(np.array(speedups, dtype=float))
+    low, high = stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs))
+    assert (pooled.label, pooled.each) == (DRAFTED, tuple(speedups))
+    assert pooled.value == pytest.approx(stats.gmean(speedups))
+    assert (pooled.interval.low, pooled.interval.high) == pytest.approx((np.exp(low), np.exp(high)))
+
+
+def test_only_machines_are_put_together() -> None:
+    same, slower = machine("a", 1.0), machine("b", 2.0)
+    assert pooled_speedups(compare([same])) == ()
+    assert pooled_speedups(compare([same, machine("b", 2.0, threads=2)])) == ()
+    groups = compare([same, slower, machine("c", 1.0, threads=2)])
+    assert [len(each.each) for each in pooled_speedups(groups)] == [2]
+    document = json.loads(render(groups, "json"))
+    assert [each["label"] for each in document["machines"]] == [DRAFTED] and len(document["groups"]) == 3
+    assert "Several machines" in render(groups) and "machines" not in json.loads(render(compare([same]), "json"))

@@ -1,0 +1,241 @@
+"""Runs of engines, from the prompts to the table, on servers that answer with the target's own tokens."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import VERSION, Answers, FakeEngine, Step, program, running, wait_for
+from fixtures_run import make_settings, measure_file, measured
+
+from benchctl.analysis.comparison import Group, MethodFigures, compare
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
+from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP, TPOT
+from benchctl.analysis.warnings import warnings
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.model.target import Target
+from benchctl.engines.llama_cpp import LlamaCpp
+from benchctl.errors import UserError
+from benchctl.measuring.check import check
+from benchctl.measuring.run import run
+from benchctl.measuring.settings import AnswerSettings, RepeatSettings, RunSettings
+from benchctl.records.writer import RunFile
+from benchctl.registry import build
+
+NEW_TOKENS = 24
+LOOKUP = "prompt_lookup[draft_tokens=3]"
+
+
+@pytest.fixture(scope="module")
+def target(run_folder: Path) -> Target:
+    return Target.load(run_folder / "target", dtype="float32", device="cpu")
+
+
+def answers_of(target: Target, label: str) -> Answers:
+    """The answers of our own loop, with its steps."""
+    method = build(label)
+    method.prepare(target)
+
+    def answer(prompt: Sequence[int], most: int, stops: Sequence[int]) -> list[Step]:
+        generation = decode(method, target, DecodeRequest(prompt, most))
+        steps = [Step(step.tokens, step.drafted, step.accepted) for step in generation.steps]
+        return [Step(generation.token_ids[:1]), *steps]
+
+    return answer
+
+
+def settings_of(folder: Path, out: Path, *labels: str) -> RunSettings:
+    settings = make_settings(folder, out)
+    return replace(
+        settings,
+        methods=labels,
+        answers=AnswerSettings(max_new_tokens=NEW_TOKENS),
+        repeat=RepeatSettings(repeats=2, warm_up=1),
+    )
+
+
+def label_of(plain: FakeEngine, server: FakeEngine, *options: str) -> str:
+    return f"openai[{','.join([f'base_url={server.url}', f'plain_url={plain.url}', 'dtype=float32', *options])}]"
+
+
+def measure(folder: Path, out: Path, plain: FakeEngine, server: FakeEngine) -> RunFile:
+    return measure_file(settings_of(folder, out, label_of(plain, server)))
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llama_cpp"])
+def test_an_engine_with_the_targets_tokens_has_the_rows_of_our_own_loop(
+    dialect: str, run_folder: Path, tmp_path: Path, target: Target
+) -> None:
+    ours = measure_file(settings_of(run_folder, tmp_path / "ours.jsonl", LOOKUP))
+    with (
+        FakeEngine(dialect, answers_of(target, "autoregressive")) as plain,
+        FakeEngine(dialect, answers_of(target, LOOKUP)) as server,
+    ):
+        file = measure(run_folder, tmp_path / "engine.jsonl", plain, server)
+    names = {"autoregressive": file.run.baseline, file_label(ours): file_label(file)}
+    theirs = {(row.label, row.prompt_id, row.turn, row.repeat): row for row in measured(file)}
+    assert len(theirs) == len(measured(ours)) == 16
+    drafted = accepted = 0
+    for own in measured(ours):
+        row = theirs[names[own.label], own.prompt_id, own.turn, own.repeat]
+        assert (row.token_ids, row.text, row.stop_reason) == (own.token_ids, own.text, own.stop_reason)
+        assert row.verdict == own.verdict and row.error is None
+        assert row.fidelity["scored_tokens"] == row.fidelity["target_agreed_tokens"] == len(row.token_ids)
+        drafted, accepted = drafted + sum(own.drafted), accepted + sum(own.accepted)
+        if dialect == "vllm" or own.label == "autoregressive":
+            assert (row.committed, row.drafted, row.accepted) == (own.committed, own.drafted, own.accepted)
+            assert row.totals is None and len(row.step_s) == len(own.step_s)
+        elif any(own.drafted):
+            assert row.totals is not None and not row.step_s
+            steps = len(own.committed) if dialect == "sglang" else None
+            assert row.totals.new_tokens == len(own.token_ids) == sum(row.arrived_tokens)
+            assert (row.totals.steps, row.totals.drafted, row.totals.accepted) == (
+                *(steps, sum(own.drafted), sum(own.accepted)),
+            )
+    assert drafted > accepted > 0
+    (group,) = compare([file])
+    (our_group,) = compare([ours])
+    engine, method = figures(group), figures(our_group)
+    assert engine.lossless and method.lossless
+    assert engine.estimate(ACCEPTANCE_RATE).value == method.estimate(ACCEPTANCE_RATE).value == accepted / drafted
+    if dialect == "llama_cpp":
+        assert engine.estimate(BLOCK_EFFICIENCY).value is None
+    else:
+        assert engine.estimate(BLOCK_EFFICIENCY).value == method.estimate(BLOCK_EFFICIENCY).value
+    assert engine.estimate(TARGET_AGREEMENT).value == 1.0
+    assert engine.estimate(SPEEDUP).value and engine.estimate(TPOT).value
+
+
+def file_label(file: RunFile) -> str:
+    return file.run.methods[1].label
+
+
+def figures(group: Group) -> MethodFigures:
+    return group.pooled.methods[1]
+
+
+def test_a_file_holds_the_facts_of_engines_and_is_resumed(run_folder: Path, tmp_path: Path) -> None:
+    server = program(tmp_path, "llama_cpp")
+    label = f"llama_cpp[ngram=3,gguf=model.gguf,server={server}]"
+    settings = settings_of(run_folder, tmp_path / "out.jsonl", label)
+    whole = measure_file(settings)
+    infos = [method.engine for method in whole.run.methods]
+    assert whole.run.baseline == f"llama_cpp[gguf=model.gguf,server={server}]"
+    assert [method.exactness for method in whole.run.methods] == ["exact_greedy"] * 2
+    for info in infos:
+        assert info is not None and (info.name, info.version, info.run) == ("llama.cpp", VERSION, "started")
+        assert info.steps_from == "counts" and str(tmp_path) not in " ".join(info.command)
+    lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out.jsonl").write_bytes(b"".join(lines[:-3]))
+    again = measure_file(replace(settings, resume=True))
+    assert len(measured(again)) == len(measured(whole)) == 16
+    assert [row.token_ids for row in measured(again)] == [row.token_ids for row in measured(whole)]
+    assert running(tmp_path) == []
+    agreed = [row.fidelity["target_agreed_tokens"] / row.fidelity["scored_tokens"] for row in measured(whole)]
+    assert max(agreed) < 0.5, "the fake has no model, and the target sees it"
+    assert whole.run.executor == f"llama.cpp {VERSION}"
+    assert {row.verdict for row in measured(whole) if row.label != whole.run.baseline} == {"identical"}
+
+
+def test_an_engine_that_dies_fails_its_rows_and_leaves_nothing_running(run_folder: Path, tmp_path: Path) -> None:
+    label = f"llama_cpp[gguf=model.gguf,ngram=3,server={program(tmp_path, 'llama_cpp', 'dying', 'parent')}]"
+    rows = measure_file(settings_of(run_folder, tmp_path / "out.jsonl", label)).rows
+    errors = [row.error.partition(":")[0] for row in rows if row.error]
+    assert len(errors) == len(rows) and {"engine_died"} < {*errors} <= {"engine_died", "answer_cut", "ValueError"}
+    assert running(tmp_path) == []
+
+
+def test_an_engine_that_does_not_start_ends_the_run_and_those_that_did(run_folder: Path, tmp_path: Path) -> None:
+    good, bad = program(tmp_path, "llama_cpp"), program(tmp_path, "llama_cpp", "crashing")
+    settings = settings_of(run_folder, tmp_path / "out.jsonl", f"llama_cpp[gguf=model.gguf,ngram=3,server={good}]")
+    checked = check(settings, lambda notice: None)
+    broken = LlamaCpp(ngram=3, gguf="model.gguf", server=str(bad))
+    checked = replace(checked, choices=(checked.choices[0], replace(checked.choices[1], method=broken)))
+    with pytest.raises(UserError) as error:
+        run(checked, lambda event: None)
+    assert error.value.id == "engine_died" and running(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "changed", "id"),
+    [
+        (("vllm", "two_model"), {}, "methods_and_engines"),
+        (("all", "vllm"), {}, "methods_and_engines"),
+        (("vllm", "sglang"), {}, "several_baselines"),
+        (("llama_cpp[limit_s=1]", "llama_cpp"), {}, "several_baselines"),
+        (("llama_cpp[ngram=1,draft=a.gguf]",), {}, "bad_option_value"),
+        (("openai[base_url=x]",), {}, "bad_base_url"),
+        (("vllm[tokens=1]",), {}, "unknown_option"),
+        (("vllm",), {"answers": AnswerSettings(temperature=0.5)}, "not_for_engines"),
+        (("vllm",), {"repeat": RepeatSettings(replay=True)}, "not_for_engines"),
+        (("vllm",), {"repeat": RepeatSettings(profile=True)}, "not_for_engines"),
+        (("vllm",), {"batch_size": 2}, "not_for_engines"),
+    ],
+)
+def test_what_engines_cannot_do_is_refused_before_anything_starts(
+    labels: tuple[str, ...], changed: dict[str, Any], id: str, run_folder: Path, tmp_path: Path, no_weights: None
+) -> None:
+    settings = replace(settings_of(run_folder, tmp_path / "out.jsonl", *labels), **changed)
+    with pytest.raises(UserError) as error:
+        check(settings, lambda notice: None)
+    assert error.value.id == id
+
+
+def test_marks_of_engines_become_warnings(run_folder: Path, tmp_path: Path, target: Target) -> None:
+    with (
+        FakeEngine("vllm", answers_of(target, "autoregressive"), "silent") as plain,
+        FakeEngine("vllm", answers_of(target, LOOKUP), "silent", "false_counts") as server,
+    ):
+        file = measure(run_folder, tmp_path / "out.jsonl", plain, server)
+    (group,) = compare([file])
+    found = {warning.id: warning.values for warning in warnings(group)}
+    assert found["prefix_cache_unproved"]["engine"] == "vLLM"
+    assert found["counts_wrong"] == {"label": file_label(file), "answers": 8, "generations": 8}
+    assert figures(group).estimate(ACCEPTANCE_RATE).value is None
+    assert figures(group).estimate(SPEEDUP).value
+
+
+def test_other_tokens_than_the_baselines_are_lossy_unless_the_target_nearly_ties(
+    run_folder: Path, tmp_path: Path, target: Target
+) -> None:
+    """The engine errs in the last token of each answer: in float32 that breaks its claim; elsewhere it has none."""
+    right = answers_of(target, "autoregressive")
+
+    def wrong(prompt: Sequence[int], most: int, stops: Sequence[int]) -> list[Step]:
+        *steps, last = right(prompt, most, stops)
+        return [*steps, Step(((last.tokens[0] + 7) % target.vocabulary,))]
+
+    with FakeEngine("vllm", right) as plain, FakeEngine("vllm", wrong) as server:
+        file = measure(run_folder, tmp_path / "out.jsonl", plain, server)
+        other = label_of(plain, server).replace("float32", "bfloat16")
+        unclaimed = measure_file(settings_of(run_folder, tmp_path / "other.jsonl", other))
+    verdicts = [row.verdict for row in measured(file) if row.label == file_label(file)]
+    assert verdicts == ["lossy"] * 8
+    (group,), (other_group,) = compare([file]), compare([unclaimed])
+    assert figures(group).refused == "claim_broken" and not figures(group).lossless
+    assert figures(other_group).refused == "" and figures(other_group).exactness == "lossy"
+
+
+@pytest.mark.slow
+def test_control_c_of_a_run_ends_its_engines(run_folder: Path, tmp_path: Path) -> None:
+    server = program(tmp_path, "llama_cpp", "slow", "parent")
+    options = (
+        f"--model {run_folder}/target --bench {run_folder}/three.jsonl --max-new-tokens 24 --out {tmp_path}/a.jsonl"
+    )
+    command = [sys.executable, "-m", "benchctl", "run", *options.split()]
+    process = subprocess.Popen(
+        [*command, "--method", f"llama_cpp[gguf=model.gguf,ngram=3,server={server}]"], stderr=subprocess.DEVNULL
+    )
+    with process:
+        assert wait_for(lambda: len(running(tmp_path)) == 4, 120)
+        assert wait_for((tmp_path / "a.jsonl").exists, 60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert wait_for(lambda: running(tmp_path) == [])

@@ -1,0 +1,268 @@
+"""Kangaroo: steps equal a replay without a cache, its cache equals a fresh one, and training runs the same layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import Drafter, Naive, replay
+from refusals import refused
+from runs import CONTEXT_TOKENS, FIRST_FAST, Pair, answer, pair, prompt_of, rounds_of
+from target_batches import answered, batch_of, learn
+from torch import Tensor
+from untrained import facts_of, untrained
+
+from benchctl.decoding.drafting.side import SideLayers
+from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
+from benchctl.decoding.modules.trainable import save_modules
+from benchctl.methods.kangaroo import Kangaroo
+from benchctl.methods.kangaroo.adapter import Adapter
+
+IDS = torch.tensor([0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23])
+
+
+@dataclass(frozen=True)
+class NaiveKangaroo:
+    """The adapter over a whole text, in float64; keys are rotated by the formula, pair by pair."""
+
+    naive: Naive
+    weights: dict[str, Tensor]
+    exit: int
+    ids: Tensor | None = None
+
+    def normed(self, text: Sequence[int]) -> Tensor:
+        """[tokens, width] what the head reads of each token."""
+        model, x = self.naive.model, self.naive.states(text)[self.exit]
+        rows, inner = len(text), self.weights["out.weight"].shape[1]
+        rotary = model.model.rotary_emb
+        head_dim = 2 * rotary.inv_freq.numel()
+        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weights["norm.weight"]
+        queries, keys, values = torch.split(F.linear(normed, self.weights["qkv.weight"]), inner, -1)
+        angles = torch.arange(rows, dtype=torch.float64)[:, None] * rotary.inv_freq.double()
+        mixed = []
+        for start in range(0, inner, head_dim):
+            query, key = (self._rotated(each[:, start : start + head_dim], angles) for each in (queries, keys))
+            scores = query @ key.T / head_dim**0.5
+            scores = scores.masked_fill(torch.ones(rows, rows).triu(1).bool(), -torch.inf)
+            mixed.append(scores.softmax(-1) @ values[:, start : start + head_dim])
+        attended: Tensor = x + F.linear(torch.cat(mixed, -1), self.weights["out.weight"])
+        head_input: Tensor = model.model.norm(attended) * self.weights["gain"]
+        return head_input
+
+    @staticmethod
+    def _rotated(x: Tensor, angles: Tensor) -> Tensor:
+        first, second, turned = x[:, 0::2], x[:, 1::2], torch.empty_like(x)
+        turned[:, 0::2] = first * angles.cos() - second * angles.sin()
+        turned[:, 1::2] = second * angles.cos() + first * angles.sin()
+        return turned
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        """[k] for the next token."""
+        logits: Tensor = self.naive.model.lm_head(self.normed(text)[-1])
+        return logits if self.ids is None else logits[self.ids]
+
+    def drafter(self, draft_tokens: int, confidence: float) -> Drafter:
+        """The likeliest token, until one had a lower probability than ``confidence``; that one is verified too."""
+
+        def draft(text: list[int], budget: int) -> list[int]:
+            proposal: list[int] = []
+            for _ in range(min(draft_tokens, budget)):
+                probs = self.logits([*text, *proposal]).softmax(-1)
+                place = int(probs.argmax())
+                proposal.append(place if self.ids is None else int(self.ids[place]))
+                if float(probs[place]) < confidence:
+                    break
+            return proposal
+
+        return draft
+
+
+@cache
+@torch.inference_mode(False)
+def adapter_of(family: str, seed: int) -> Adapter:
+    """Away from its start, gains included, and sure of some tokens."""
+    module: Adapter = untrained(Kangaroo(), pair(family, seed).target)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        module.norm.weight.add_(0.3 * torch.randn(module.norm.weight.shape, generator=generator))
+        module.gain.mul_(3.0).add_(0.3 * torch.randn(module.gain.shape, generator=generator))
+    return module
+
+
+def naive_of(method: Kangaroo, module: Adapter, models: Pair, ids: Tensor | None = None) -> NaiveKangaroo:
+    weights = {name: weight.detach().double() for name, weight in module.state_dict().items()}
+    return NaiveKangaroo(models.naive, weights, method.exit_layer(models.target.layers), ids)
+
+
+def with_modules(method: Kangaroo, module: Adapter, models: Pair, folder: Path) -> Kangaroo:
+    save_modules(folder, module, facts_of("kangaroo", method, models.target))
+    method = replace(method, modules=str(folder))
+    method.prepare(models.target)
+    return method
+
+
+def check_steps(method: Kangaroo, naive: NaiveKangaroo, models: Pair, family: str, seed: int) -> list[tuple[int, int]]:
+    """Answers and steps are the replay's, which are returned."""
+    every = []
+    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
+        prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
+        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
+        assert list(got.token_ids) == text
+        assert rounds_of(got) == replay(prompt, text, len(text), naive.drafter(method.draft_tokens, method.confidence))
+        every += rounds_of(got)
+    return every
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.6])
+@pytest.mark.parametrize("exit_layer", [0, 3])
+@pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
+@torch.inference_mode()
+def test_steps_equal_a_replay_without_a_cache(
+    family: str, seed: int, exit_layer: int, confidence: float, tmp_path: Path
+) -> None:
+    models, module = pair(family, seed), adapter_of(family, seed)
+    method = with_modules(Kangaroo(exit=exit_layer, confidence=confidence), module, models, tmp_path)
+    rounds = check_steps(method, naive_of(method, module, models), models, family, seed)
+    drafted = {drafted for drafted, _ in rounds}
+    assert sum(accepted for _, accepted in rounds) > 0
+    assert max(drafted) == 6 if confidence == 0 else len(drafted) > 1
+
+
+@torch.inference_mode()
+def test_over_a_draft_vocabulary_confidences_are_shares_of_it(tmp_path: Path) -> None:
+    models, module = pair("llama"), adapter_of("llama", 0)
+    write_draft_vocabulary(tmp_path, IDS)
+    method = with_modules(Kangaroo(draft_tokens=3), module, models, tmp_path)
+    rounds = check_steps(method, naive_of(method, module, models, IDS), models, "llama", 0)
+    assert sum(accepted for _, accepted in rounds) > 0
+
+
+@torch.inference_mode()
+def test_the_adapter_s_cache_equals_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After rejected drafts, and after full acceptance, where it lacks a row until the next draft."""
+    models, module = pair("llama"), adapter_of("llama", 0)
+    method = with_modules(Kangaroo(exit=3, draft_tokens=2), module, models, tmp_path)
+    text = [*prompt_of(13), *answer("llama", 0, 13)]
+    exit_states, lengths, original = models.naive.states(text)[3], list[int](), SideLayers.truncate
+
+    def truncate(side: SideLayers, length: int) -> None:
+        original(side, length)
+        if side is method._side:
+            fresh = SideLayers([method._layer], models.target.rotary, exit_states, len(text))
+            fresh.read(exit_states[:length])
+            ours, theirs = (each.cache.kv[0][:, :length] for each in (side, fresh))
+            assert (ours - theirs).abs().max() < 1e-12 and side.cache.lengths == [length]
+            lengths.append(length)
+
+    monkeypatch.setattr(SideLayers, "truncate", truncate)
+    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
+    full = [step.accepted == step.drafted > 0 for step in got.steps]
+    assert list(got.token_ids) == text[13:]
+    assert True in full and False in full and len(lengths) == len(got.steps) > 5
+
+
+@torch.inference_mode(False)
+def test_training_runs_what_decoding_runs(tmp_path: Path) -> None:
+    """Of texts of two lengths what the head reads, and the loss by the formula; the last token teaches nothing."""
+    models, module, method = pair("llama"), adapter_of("llama", 0), Kangaroo()
+    naive, texts, total = naive_of(method, module, models), [prompt_of(14), prompt_of(9)], 0.0
+    weights = [[1.0] * 14, [0.0, 0.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0]]
+    batch = batch_of(models.naive, texts, weights)
+    with torch.no_grad():
+        found = module.normed(batch, 1)
+    for row, text in enumerate(texts):
+        normed = naive.normed(text)
+        torch.testing.assert_close(found[row, : len(text)].double(), normed, rtol=0.0, atol=2e-4)
+        wanted = models.naive.logits(models.naive.states(text)[-1]).log_softmax(-1)
+        apart = (wanted.exp() * (wanted - models.naive.model.lm_head(normed).log_softmax(-1))).sum(-1)
+        total += float((apart[:-1] * torch.tensor(weights[row][1:])).sum())
+    assert float(method.loss(module, batch).detach()) == pytest.approx(total, rel=1e-4)
+
+
+@torch.inference_mode(False)
+def test_over_a_draft_vocabulary_the_loss_counts_by_the_mass_inside() -> None:
+    models, module, method, text = pair("llama"), adapter_of("llama", 0), Kangaroo(), prompt_of(12)
+    weight = models.naive.model.lm_head.weight
+    batch = replace(
+        batch_of(models.naive, [text]), draft_ids=IDS, draft_rows=lambda normed: normed.double() @ weight[IDS].T
+    )
+    wanted = models.naive.logits(models.naive.states(text)[-1]).log_softmax(-1)[:-1, IDS]
+    said = naive_of(method, module, models).normed(text)[:-1] @ weight[IDS].T
+    mass = wanted.exp().sum(-1)
+    total = (wanted.exp() * (wanted - said.log_softmax(-1))).sum() - (mass * mass.log()).sum()
+    assert float(method.loss(module, batch).detach()) == pytest.approx(float(total), rel=1e-4)
+
+
+def test_a_fresh_adapter_is_the_bare_exit() -> None:
+    models = pair("llama")
+    module, batch = (
+        Kangaroo().build(models.target.info, models.target.lm_head.weight),
+        batch_of(models.naive, [prompt_of(9)]),
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(module.normed(batch, 2), batch.norm(batch.states[2]))
+
+
+@pytest.mark.slow
+@torch.inference_mode(False)
+def test_what_was_learnt_is_accepted(tmp_path: Path) -> None:
+    models, method = pair("llama"), Kangaroo(draft_tokens=3, confidence=0)
+    torch.manual_seed(0)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    batch = batch_of(models.naive, answered(models.naive, 12))
+    before, accepted = method.yardsticks(module, batch), list[int]()
+    for steps in (0, 150):
+        losses = learn(method.loss, module, batch, steps)
+        trained = with_modules(method, module, models, tmp_path / str(steps))
+        answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
+        accepted.append(sum(step.accepted for got in answers for step in got.steps))
+    after = method.yardsticks(module, batch)
+    assert losses[-1] < 0.7 * losses[0]
+    assert before["exit_1_top1"] == before["exit_1_bare_top1"] == after["exit_1_bare_top1"]
+    assert after["exit_1_top1"].share > before["exit_1_top1"].share + 0.2
+    assert accepted[1] > 1.5 * accepted[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"draft_tokens": 0},
+        {"exit": -1},
+        {"confidence": 1.5},
+        {"token_cost": 0.2},
+        {"stop": "bandit", "token_cost": -1.0},
+        {"stop": "bandit", "confidence": 0.5},
+    ],
+)
+def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Kangaroo(**options)
+
+
+@pytest.mark.parametrize(("layers", "exit_layer"), [(32, 4), (30, 3), (12, 1), (4, 1), (2, 1)])
+def test_the_exit_follows_from_the_depth(layers: int, exit_layer: int) -> None:
+    assert Kangaroo().exit_layer(layers) == exit_layer and Kangaroo(exit=2).exit_layer(layers) == 2
+
+
+def test_an_exit_that_leaves_no_layer_to_verify_is_refused() -> None:
+    info = pair("llama").target.info
+    assert "exit 4" in str(Kangaroo(exit=4).unsupported(info))
+    assert Kangaroo(exit=3).unsupported(info) is None
+    assert Kangaroo().unsupported(replace(info, layers=1)) is not None
+
+
+@torch.inference_mode()
+def test_modules_of_another_exit_and_none_are_refused(tmp_path: Path) -> None:
+    models = pair("llama")
+    with_modules(Kangaroo(exit=2), adapter_of("llama", 0), models, tmp_path)
+    with refused("trained_with_other_option", "exit=2"):
+        Kangaroo(modules=str(tmp_path)).prepare(models.target)
+    with refused("modules_missing", "benchctl train kangaroo"):
+        Kangaroo().prepare(models.target)
