@@ -8,6 +8,7 @@ the text; chunks are chosen anew for each draft, by the query of the last commit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,7 +20,9 @@ from benchctl.decoding.drafting.stops import Stop
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Chain, Context, Outcome, Speculative, check_options, refuse_options
-from benchctl.decoding.model.layers import Attention, Parts, project
+from benchctl.decoding.model.layers import Parts
+
+Choose = Callable[[int, Tensor], None]
 
 
 @dataclass
@@ -62,14 +65,12 @@ class SparseCache(Speculative):
 
     def draft(self, context: Context, budget: int) -> Draft:
         stream, chain, target = context.stream, Chain(context), context.target
-        parts = [Parts()] * target.layers
-        for earlier in range(min(self._stop.begin(), budget)):
+        parts, drafted = [Parts()] * target.layers, min(self._stop.begin(), budget)
+        choose = self._begin(stream) if drafted > 0 else None  # what the first row sees is what the whole draft sees
+        for earlier in range(drafted):
             state = target.embed([chain.tokens[-1] if earlier else context.tokens[-1]])
-            if earlier:
-                state = stream.detour(state, parts, earlier=earlier, view=self._view)
-            else:
-                state = self._first(stream, state, parts)
-            draft_logits = target.head(state)
+            state = stream.detour(state, parts, earlier=earlier, view=self._view, choose=choose)
+            choose, draft_logits = None, target.head(state)
             if self._stop.ends(draft_logits, chain.add(draft_logits)):
                 break
         return chain.draft()
@@ -77,23 +78,18 @@ class SparseCache(Speculative):
     def observe(self, context: Context, outcome: Outcome) -> None:
         self._stop.learn(len(outcome.draft), len(outcome.verdict.path))
 
-    def _first(self, stream: Stream, state: Tensor, parts: list[Parts]) -> Tensor:
-        """The last committed token through all layers; what it sees is what the whole draft sees."""
-        length, cache, device = stream.base, stream.cache, state.device
-        whole = length <= self.budget
-        if whole or self.select == "window":
-            kept = range(length) if whole else [*range(self.sinks), *range(length - self.budget + self.sinks, length)]
-            slots = torch.tensor(kept, dtype=torch.int64, device=device)
-            for index in range(len(parts)):
-                self._view.take(index, cache, slots)
-            return stream.detour(state, parts, view=self._view)
+    def _begin(self, stream: Stream) -> Choose:
+        """Make room in the view, and return what fills a layer of it, when the queries of the first row are known."""
+        length, cache, view = stream.base, stream.cache, self._view
+        if self.select == "window" or length <= self.budget:
+            latest = self.budget - self.sinks
+            kept = range(length) if length <= self.budget else (*range(self.sinks), *range(length - latest, length))
+            slots = torch.tensor(kept, dtype=torch.int64, device=cache.kv[0].device)
+            view.hold(len(kept))
+            return lambda layer, _: view.take(layer, cache, slots)
         self._add_means(cache, length)
-        rotary = stream.target.layout(length, [length]).rotary
-        for index, layer in enumerate(stream.target.blocks):
-            queries, _ = project(layer.attention, layer.attention_norm(state), rotary)
-            self._view.take(index, cache, self._retrieved(layer.attention, queries, index, length))
-            state = stream.detour(state, parts[:1], index, view=self._view)
-        return state
+        view.hold(self.budget // self.chunk * self.chunk + length % self.chunk)
+        return lambda layer, queries: view.take(layer, cache, self._retrieved(queries, layer, length))
 
     def _add_means(self, cache: Cache, length: int) -> None:
         """Mean keys [kv_heads, chunks, head_dim] of the whole chunks of the text, for each layer."""
@@ -106,10 +102,10 @@ class SparseCache(Speculative):
             fresh.append(keys.unflatten(1, (-1, self.chunk)).mean(2))
         self._means = [torch.cat(both, 1) for both in zip(self._means, fresh, strict=True)] if done else fresh
 
-    def _retrieved(self, attention: Attention, queries: Tensor, layer: int, length: int) -> Tensor:
-        """Slots [kv_heads, n] for queries [1, heads, head_dim]: those of a key head add up."""
+    def _retrieved(self, queries: Tensor, layer: int, length: int) -> Tensor:
+        """Slots [kv_heads, n] for queries [1, heads, head_dim]: the scores of those that share a key head add up."""
         means, size = self._means[layer], self.chunk
-        of_head = queries.view(attention.kv_heads, -1, attention.head_dim).sum(1)
+        of_head = queries.view(means.shape[0], -1, means.shape[2]).sum(1)
         scores = (means @ of_head.unsqueeze(-1)).squeeze(-1)
         last = means.shape[1] - 1
         best = 1 + scores[:, 1:last].topk(self.budget // size - 2, -1).indices

@@ -51,7 +51,7 @@ class Sparse:
         return [at for number in (0, *middle) for at in whole[number]] + list(range(whole[-1][0], root))
 
     def __call__(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **more: Any
     ) -> tuple[Tensor, None]:
         n, groups = query.shape[2], query.shape[1] // key.shape[1]
         at = torch.arange(n)
@@ -59,7 +59,7 @@ class Sparse:
         for head in range(query.shape[1]):
             keys, values = key[0, head // groups], value[0, head // groups]
             sees = at[None, :] <= at[:, None]
-            if (window := getattr(module, "sliding_window", None)) is not None:
+            if (window := more.get("sliding_window")) is not None:
                 sees &= at[:, None] - at[None, :] < window
             first = head // groups * groups
             seen = self.chosen(query[0, first : first + groups, self.root], keys)
@@ -114,11 +114,12 @@ def test_a_view_holds_copies_of_chosen_slots(shape: str) -> None:
     source.write(1, 0, rows)
     per_head = [[1, 4, 7, 8, 2], [0, 3, 4, 5, 8]]
     slots = torch.tensor(per_head if shape.startswith("a ") else per_head[0])
+    view.hold(5)
     view.take(1, source, slots)
     for head in range(4):
         expected = rows[head, per_head[head % 2] if slots.ndim == 2 else per_head[0]]
         assert torch.equal(view.kv[1][head, :5], expected)
-    assert view.lengths == [0, 5]
+    assert view.lengths == [5, 5]
     more = torch.randn(4, 100, 4, dtype=torch.float64)  # grows
     keys, values = view.write(1, 5, more)
     assert torch.equal(keys[0, :5], rows[0, slots[0] if slots.ndim == 2 else slots]) and keys.shape[1] == 105
@@ -135,9 +136,17 @@ def test_rows_that_see_a_view_are_counted_and_leave_the_stream_alone() -> None:
     stream.keep(range(4))
     stream.runs.clear()
     before = [kv[:, :4].clone() for kv in stream.cache.kv]
-    for layer in range(LAYERS):
+    view.hold(4)
+    states, chosen = list[Tensor](), list[tuple[int, int]]()
+
+    def choose(layer: int, queries: Tensor) -> None:
         view.take(layer, stream.cache, torch.arange(4))
-    states = [stream.detour(target.embed([token]), parts, earlier=at, view=view) for at, token in enumerate((9, 10))]
+        chosen.append((layer, len(queries)))
+
+    for at, token in enumerate((9, 10)):
+        row = target.embed([token])
+        states.append(stream.detour(row, parts, earlier=at, view=view, choose=None if at else choose))
+    assert chosen == [(layer, 1) for layer in range(LAYERS)]
     assert stream.runs == [LayerRun(0, LAYERS, 1, 2 * LAYERS)] * 2
     assert stream.cache.lengths == [4] * LAYERS and view.lengths == [6] * LAYERS
     assert all(torch.equal(kv[:, :4], old) for kv, old in zip(stream.cache.kv, before, strict=True))

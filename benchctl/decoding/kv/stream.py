@@ -144,6 +144,7 @@ class Stream:
         earlier: int = 0,
         apart: bool = False,
         view: Cache | None = None,
+        choose: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """Residuals of rows that run only these ``parts`` of layers ``first`` .. and are then forgotten.
 
@@ -151,8 +152,8 @@ class Stream:
         start    position of the first row, which sees the text before it; by default behind all finished rows
         earlier  rows of detours just before this one that its rows continue; they stand from ``start`` on
         apart    all rows stand at ``start`` and do not see each other
-        view     a cache that is read instead of the stream's, see Cache.take; rows stay in it, behind ``earlier`` ones,
-                 until it takes others
+        view     a cache that is read instead of the stream's, see Cache.hold; rows stay in it, behind ``earlier`` ones
+        choose   as for Layout; it may fill the ``view``
 
         Finished rows from ``start`` on stay as they are, and are not seen. No row may wait halfway or have passed a
         layer by, and ``view`` goes with neither ``start`` nor ``apart``: ValueError.
@@ -169,7 +170,7 @@ class Stream:
         layers = self.target.blocks[first : first + len(parts)]
         if view is not None:
             layout = self.target.layout(view.lengths[first], positions[earlier:])
-            layout.windows = False
+            layout.windows, layout.choose = False, choose
             states = run_parts(layers, parts, first, states, view, layout)
         else:
             layout = self.target.layout(self.base - hidden, positions, seen, hidden + earlier)
