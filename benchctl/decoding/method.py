@@ -312,12 +312,12 @@ class Speculative(Method):
         pushed = stream.rows - root - 1  # by the drafter itself
         stream.push(draft.tokens[pushed:], [root + 1 + parent for parent in draft.parents[pushed:]])
         self.run_draft(context, root, draft)
-        states = stream.states[root : root + 1 + len(draft)]
-        target_logits = stream.target.head(states)
+        end = root + 1 + len(draft)
+        target_logits = stream.logits(root, end)
         verdict = self.verify(context, draft, target_logits)
         if context.forced is not None:
             verdict = context.forced.impose(context.new_tokens, draft, verdict)
         kept_rows = [*range(root + 1), *(root + 1 + row for row in verdict.path)]
-        outcome = Outcome(draft, verdict, target_logits, states, kept_rows)
+        outcome = Outcome(draft, verdict, target_logits, stream.states[root:end], kept_rows)
         context.verified.append(outcome)
         return outcome

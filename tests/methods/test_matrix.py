@@ -286,7 +286,7 @@ def test_drawing_from_the_top_token_alone_takes_the_greedy_steps(label: str) -> 
     certain = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft, sampling=warm)
     assert certain.token_ids == greedy.token_ids
     # Where siblings are drawn they are distinct, and there is one token to draw.
-    if not (label.startswith("draft_tree[tree=") or (label.startswith("eagle[") and re.search(r"tree=\d", label))):
+    if not re.match(r"(draft_tree\[tree=|(eagle|pseudo|sequential)\[.*tree=\d)", label):
         assert (certain.steps, certain.layers) == (greedy.steps, greedy.layers)
 
 

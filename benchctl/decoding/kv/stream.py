@@ -215,10 +215,11 @@ class Stream:
             raise ValueError("earlier rows still wait for these layers; run them before this one is filled in")
         return start
 
-    def logits(self, first: int = 0) -> Tensor:
-        """Logits [open rows - first, vocabulary] of the states as they are."""
+    def logits(self, first: int = 0, end: int | None = None) -> Tensor:
+        """Logits [rows, vocabulary] of the states of open rows ``first`` to ``end`` as they are."""
         states = self.states
-        return self.target.head(states[first:] if first else states)
+        whole = first == 0 and end in (None, len(states))
+        return self.target.head(states if whole else states[first:end])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these open rows (ascending, each the parent of the next) and forget the others."""
