@@ -29,18 +29,18 @@ Choose = Callable[[int, Tensor], None]
 class SparseCache(Speculative):
     """Draft with the target, which sees a part of the text; it gains where the cache is larger than the weights.
 
-    select        window (the first tokens and the latest) or retrieval (chunks of tokens, for each layer and key head)
+    select        retrieval (chunks of tokens, for each layer and key head) or window (the first tokens and the latest)
     budget        tokens of the text that drafted rows see; 257 in MagicDec, 4096 in TriForce
-    sinks         for select=window: first tokens of the text among them; 4 in StreamingLLM, 16 in MagicDec
     chunk         for select=retrieval: tokens of a chunk; the first chunk, and all from the last whole one on, are seen
+    sinks         for select=window: first tokens of the text among them; 4 in StreamingLLM, 16 in MagicDec
     draft_tokens  tokens drafted per verification; 3 in MagicDec, 6 in TriForce
     confidence    the draft ends after a token with a lower draft probability; 0, as in the papers, never
     """
 
-    select: Literal["window", "retrieval"] = "window"
+    select: Literal["retrieval", "window"] = "retrieval"
     budget: int = 256
-    sinks: int = 4
     chunk: int = 8
+    sinks: int = 4
     draft_tokens: int = 4
     confidence: float = 0.6
     can_combine = False

@@ -22,10 +22,10 @@ from benchctl.decoding.model.layers import Parts
 from benchctl.methods.sparse_cache import SparseCache
 
 KINDS: dict[str, dict[str, Any]] = {
-    "window": {"budget": 10, "sinks": 3, "draft_tokens": 3},
-    "window without sinks": {"budget": 1, "sinks": 0, "confidence": 0.0},
-    "retrieval": {"select": "retrieval", "budget": 13, "chunk": 3, "confidence": 0.0},
-    "retrieval of single tokens": {"select": "retrieval", "budget": 4, "chunk": 1, "draft_tokens": 2},
+    "window": {"select": "window", "budget": 10, "sinks": 3, "draft_tokens": 3},
+    "window without sinks": {"select": "window", "budget": 1, "sinks": 0, "confidence": 0.0},
+    "retrieval": {"budget": 13, "chunk": 3, "confidence": 0.0},
+    "retrieval of single tokens": {"budget": 4, "chunk": 1, "draft_tokens": 2},
     "whole": {"confidence": 0.2},
 }
 
@@ -184,14 +184,14 @@ def test_drafting_reads_no_more_of_the_cache_than_the_budget(monkeypatch: pytest
     "options",
     [
         {"budget": 0},
-        {"budget": 4, "sinks": 4},
-        {"sinks": -1},
+        {"select": "window", "budget": 4, "sinks": 4},
+        {"select": "window", "sinks": -1},
         {"draft_tokens": 0},
         {"confidence": 1.1},
-        {"chunk": 4},
-        {"select": "retrieval", "sinks": 2},
-        {"select": "retrieval", "chunk": 0},
-        {"select": "retrieval", "chunk": 100},
+        {"select": "window", "chunk": 4},
+        {"sinks": 2},
+        {"chunk": 0},
+        {"chunk": 100},
     ],
 )
 def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
