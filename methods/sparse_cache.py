@@ -99,7 +99,7 @@ class SparseCache(Speculative):
         fresh = []
         for kv in cache.kv:
             keys = kv[: cache.kv_heads, done * self.chunk : chunks * self.chunk]
-            fresh.append(keys.unflatten(1, (-1, self.chunk)).mean(2))
+            fresh.append(keys.reshape(len(keys), -1, self.chunk, keys.shape[-1]).mean(2))
         self._means = [torch.cat(both, 1) for both in zip(self._means, fresh, strict=True)] if done else fresh
 
     def _retrieved(self, queries: Tensor, layer: int, length: int) -> Tensor:
