@@ -68,14 +68,16 @@ def plan(spec: Path, out: Path) -> None:
 def _check(unit: Unit) -> None:
     """Raises UserError unless `benchctl run` takes the command, before any model is loaded."""
     from benchctl.cli.run import run
-    from benchctl.registry import build
+    from benchctl.registry import build, build_engine, engine_names, parse_label
 
     try:
         context = run.make_context("run", list(unit.command[2:]))
     except click.ClickException as error:
         raise UserError("bad_run_option", f"{unit.name}: {error.format_message()}") from error
     for label in context.params["methods"]:
-        if label != "all":
+        if (parsed := parse_label(label)).name in engine_names():
+            build_engine(parsed)
+        elif parsed.name != "all":
             build(label)
 
 
@@ -124,7 +126,7 @@ def run_(folder: Path, on: str, per_host: int, attempts: int, scheduler: Sequenc
       benchctl sweep run jobs --on ray
       benchctl sweep run jobs --on slurm --slurm slurm_partition=gpu --slurm timeout_min=240
     """
-    from benchctl.sweeps.folder import read_commands, status
+    from benchctl.sweeps.folder import finished_of, read_commands, status
     from benchctl.sweeps.on import EXECUTORS, LOST
     from benchctl.sweeps.work import Settings
 
@@ -134,14 +136,15 @@ def run_(folder: Path, on: str, per_host: int, attempts: int, scheduler: Sequenc
         raise click.BadParameter(f"{wrong} is not KEY=VALUE.", param_hint="--slurm")
     pairs = (text.partition("=") for text in scheduler)
     parameters = {key: int(value) if value.isdecimal() else value for key, _, value in pairs}
-    todo = [unit for unit in units if status(folder, unit).state != "done"]
+    # A run that another program executed is run again, which measures what it may lack.
+    todo = [unit for unit in units if not (finished_of(folder, unit).exists() and status(folder, unit).state == "done")]
     if len(todo) < len(units):
         click.echo(f"{len(units) - len(todo)} of {len(units)} runs are done already.", err=True)
     settings = Settings(folder, Path.cwd(), attempts, per_host, parameters)
     for number, ended in enumerate(EXECUTORS[on](todo, settings), 1):
         reached = status(folder, ended.unit)
-        how = "its worker was lost" if ended.code == LOST else f"exit code {ended.code}"
-        said = "done" if reached.state == "done" else f"{reached.state}, {how}: {reached.message}"
+        how = f"lost ({ended.reason})" if ended.code == LOST else f"exit code {ended.code}"
+        said = "done" if reached.state == "done" and ended.code == 0 else f"{reached.state}, {how}: {reached.message}"
         click.echo(f"{number} of {len(todo)}  {ended.unit.name}  {said}", err=True)
     _show([status(folder, unit) for unit in units], folder, as_json=False)
 
@@ -169,7 +172,13 @@ def _show(all_runs: Sequence[Status], folder: Path, as_json: bool) -> None:
     counts = Counter(each.state for each in all_runs)
     if as_json:
         runs = [
-            {"name": each.unit.name, "state": each.state, "prompts": each.prompts, "of": each.of, "said": each.message}
+            {
+                "name": each.unit.name,
+                "state": each.state,
+                "prompts": each.prompts,
+                "of": each.of,
+                "message": each.message,
+            }
             for each in all_runs
         ]
         click.echo(json.dumps({"runs": runs, **counts}, indent=2))

@@ -25,6 +25,7 @@ class LlamaCpp(Started):
     limit_s: float = 600.0
 
     dialect = LlamaCppDialect()
+    takes_threads = True
 
     def __post_init__(self) -> None:
         if self.draft and self.ngram:
@@ -43,10 +44,13 @@ class LlamaCpp(Started):
                 f"llama.cpp reads GGUF files, and the target is {file}. Give the target as --model FILE.gguf, or the "
                 "same weights with the option gguf=FILE.gguf.",
             )
+        # The cache has the precision of the target; the server's default is float16.
+        cache = ["-ctk", "f32", "-ctv", "f32"] if deployment.dtype == "float32" else []
         speculation = []
         if self.draft:
             speculation = ["--spec-type", "draft-simple", "-md", self.draft, "--spec-draft-n-max"]
             speculation += [str(self.draft_tokens)]
+            speculation += ["-ctkd", "f32", "-ctvd", "f32"] if cache else []
         elif self.ngram:
             speculation = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(self.ngram)]
             speculation += ["--spec-ngram-simple-size-m", str(self.draft_tokens)]
@@ -55,5 +59,6 @@ class LlamaCpp(Started):
             # One request at a time, no prompt cache, and no idle thread that waits in a loop.
             *("--parallel", "1", "--no-cache-prompt", "--cache-ram", "0", "--poll", "0", "--no-webui"),
             *("-t", str(deployment.threads), "-c", str(deployment.context_tokens)),
+            *cache,
             *speculation,
         ]

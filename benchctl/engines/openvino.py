@@ -55,6 +55,10 @@ class OpenVINO(Engine):
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # activations keep the format, also with quantised weights
         }
         properties |= {"prompt_lookup": True} if self.lookup else {}
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # the pipeline's own default is True
+        scheduler.max_num_batched_tokens = deployment.context_tokens  # a prompt in one pass, as in its own default
+        properties["scheduler_config"] = scheduler
         try:
             pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
         except (RuntimeError, IndexError, ValueError) as error:
@@ -87,7 +91,7 @@ class OpenVINO(Engine):
             return Answer(
                 tuple(marks.chunks),
                 "stop" if stopped else "length",
-                # How much was drafted is not told, nor whether the last token of an answer was.
+                # The engine does not report how much it drafted, nor whether the last token of an answer was drafted.
                 Counts(steps=len(marks.chunks) - 1) if self.lookup else Counts(),
                 prompt_tokens=told.perf_metrics.get_num_input_tokens(),
                 new_tokens=len(told.tokens[0]),

@@ -28,7 +28,7 @@ _GREEDY = {
 class Dialect(ABC):
     """How the servers of one engine are spoken to.
 
-    name         of the engine
+    name        of the engine
     path        of generation
     reset_path   posted before each answer to empty the prefix cache; "" where requests turn it off
     shows_steps  whether the tokens of a step arrive together
@@ -183,13 +183,13 @@ class LlamaCppDialect(Dialect):
             chunks += _chunk(event, _ids(event.data, "tokens"))
             last = dict(event.data)
         timings, drafted = last.get("timings") or {}, (last.get("timings") or {}).get("draft_n")
-        # Without a draft the fields are left out: the server counts none, so none was drafted.
-        accepted = timings.get("draft_n_accepted") if drafted is not None else 0
+        # Where nothing was drafted the timings lack both fields. Without timings nothing is known.
+        counts = Counts(drafted=drafted or 0, accepted=timings.get("draft_n_accepted") if drafted is not None else 0)
         kinds: dict[object, str] = {"eos": "stop", "word": "stop", "limit": "length"}
         return Answer(
             tuple(chunks),
             _finish(kinds.get(last.get("stop_type")) if last.get("stop") else None),
-            Counts(drafted=drafted or 0, accepted=accepted),
+            counts if timings else Counts(),
             last.get("tokens_evaluated"),
             timings.get("cache_n"),
             last.get("tokens_predicted"),

@@ -76,7 +76,12 @@ class Served(Engine):
 
 
 class Started(Served):
-    """A server that benchctl starts on a free port of the loopback, and ends."""
+    """A server that benchctl starts on a free port of the loopback, and ends.
+
+    ``takes_threads`` says whether its command sets the number of CPU threads; otherwise that is unknown.
+    """
+
+    takes_threads: bool = False
 
     @abstractmethod
     def command(self, deployment: Deployment, port: int) -> list[str]:
@@ -110,7 +115,7 @@ class Started(Served):
                 run="started",
                 command=tuple("0" if part == str(port) else _FOLDERS.sub(r"\1", part) for part in command),
                 dtype=self.dialect.dtype(client) or deployment.dtype,
-                threads=deployment.threads,
+                threads=deployment.threads if self.takes_threads else 0,
                 prefix_cache="off",
                 steps_from="chunks" if self.dialect.shows_steps else "counts",
             )

@@ -19,7 +19,7 @@ class Status(NamedTuple):
     """How far a run is; ``message`` is the last line that it printed, if it is not done."""
 
     unit: Unit
-    state: Literal["done", "started", "missing", "unreadable"]
+    state: Literal["done", "started", "failed", "missing", "unreadable"]
     prompts: int
     of: int | None
     message: str
@@ -58,19 +58,26 @@ def log_of(folder: Path, unit: Unit) -> Path:
     return folder / "logs" / f"{unit.name}.log"
 
 
+def finished_of(folder: Path, unit: Unit) -> Path:
+    """Exists if the run ended with exit code 0 under `sweep run`."""
+    return folder / "logs" / f"{unit.name}.done"
+
+
 def status(folder: Path, unit: Unit) -> Status:
     """What the results file of a run holds, whoever wrote it."""
+    said = _last_line(log_of(folder, unit))
     if not unit.out.exists() or not unit.out.stat().st_size:
-        return Status(unit, "missing", 0, None, _last_line(log_of(folder, unit)))
+        return Status(unit, "missing", 0, None, said)
     try:
         file = scan(unit.out)
-        done, prompts = finished_prompts(file.run, file.rows)
+        rows = [row for row in file.rows if row.repeat >= 0]
+        done, prompts = finished_prompts(file.run, rows)
     except UserError as error:
         return Status(unit, "unreadable", 0, None, str(error))
+    if rows and all(row.error for row in rows):
+        return Status(unit, "failed", done, prompts, rows[-1].error or "")
     finished = done == prompts
-    return Status(
-        unit, "done" if finished else "started", done, prompts, "" if finished else _last_line(log_of(folder, unit))
-    )
+    return Status(unit, "done" if finished else "started", done, prompts, "" if finished else said)
 
 
 def _last_line(log: Path) -> str:

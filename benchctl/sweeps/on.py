@@ -4,38 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from benchctl.errors import UserError
 from benchctl.sweeps.spec import Unit
-from benchctl.sweeps.work import Settings, places, run_unit
+from benchctl.sweeps.work import STOPPING, Settings, places, run_unit, stop_runs
 
 LOST = -1  # instead of an exit code
+_TIMEOUT_MIN = 24 * 60  # of a Slurm job, which submitit would end after 5 minutes
 
 
 class Ended(NamedTuple):
-    """A run that ended with this exit code, or whose worker was lost."""
+    """A run that ended with this exit code, or was LOST with its worker for this ``reason``."""
 
     unit: Unit
     code: int
+    reason: str = ""
 
 
 Executor = Callable[[Sequence[Unit], Settings], Iterator[Ended]]
 
 
 def local(units: Sequence[Unit], settings: Settings) -> Iterator[Ended]:
-    """Run by as many threads as this machine has places. Raises UserError if runs need a GPU and there is none."""
-    workers = max((len(places(unit.on_gpu, settings.per_host)) for unit in units), default=0)
-    if workers == 0 and units:
-        raise UserError("no_gpu", "no GPU is visible. Plan with `devices: [cpu]`, or run this where one is.")
-    with ThreadPoolExecutor(max(1, workers)) as pool:
+    """Run by as many threads as this machine has places. Raises UserError for runs that have no place here."""
+    for unit in units:
+        found = places(unit.on_gpu, settings.per_host)
+        if not found:
+            raise UserError("no_gpu", "no GPU is visible. Plan with `devices: [cpu]`, or run this where one is.")
+        if not unit.on_gpu and unit.threads > min(len(place.cores) for place in found):
+            raise UserError(
+                "too_few_cores",
+                f"{unit.name} has {unit.threads} threads, and a run has {len(found[0].cores)} cores here. Plan with "
+                "fewer threads, or use a smaller --per-host.",
+            )
+    workers = max((len(places(unit.on_gpu, settings.per_host)) for unit in units), default=1)
+    pool = ThreadPoolExecutor(workers)
+    try:
         futures = {pool.submit(run_unit, unit, settings): unit for unit in units}
-        try:
-            for future in as_completed(futures):
-                yield Ended(futures[future], future.result())
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for future in as_completed(futures):
+            yield _ended(futures[future], future.result)
+    except BaseException:
+        stop_runs()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        STOPPING.clear()
+
+
+def _ended(unit: Unit, result: Callable[[], int]) -> Ended:
+    """A run that raises is not the end of the sweep."""
+    try:
+        return Ended(unit, int(result()))
+    except Exception as error:
+        return Ended(unit, LOST, f"{type(error).__name__}: {error}")
 
 
 def ray(units: Sequence[Unit], settings: Settings) -> Iterator[Ended]:
@@ -56,11 +79,7 @@ def ray(units: Sequence[Unit], settings: Settings) -> Iterator[Ended]:
         waiting = list(futures)
         while waiting:
             (done,), waiting = library.wait(waiting)
-            try:
-                code = library.get(done)
-            except library.exceptions.RayError:
-                code = LOST
-            yield Ended(futures[done], code)
+            yield _ended(futures[done], partial(library.get, done))
     finally:
         library.shutdown()
 
@@ -77,14 +96,11 @@ def slurm(units: Sequence[Unit], settings: Settings, cluster: str = "slurm") -> 
         if chosen := [unit for unit in units if unit.on_gpu == on_gpu]:
             cores = max(unit.threads for unit in chosen)
             executor.update_parameters(name="benchctl", gpus_per_node=int(on_gpu), cpus_per_task=cores)
-            executor.update_parameters(slurm_exclusive=not on_gpu and settings.per_host == 1, **settings.scheduler)
+            whole_host = {} if on_gpu or settings.per_host > 1 else {"slurm_exclusive": True}
+            executor.update_parameters(**{"timeout_min": _TIMEOUT_MIN, **whole_host, **settings.scheduler})
             jobs |= dict(zip(executor.map_array(_Job(settings), chosen), chosen, strict=True))
     for job in submitit.helpers.as_completed(list(jobs)):
-        try:
-            code = int(job.result())
-        except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError):
-            code = LOST
-        yield Ended(jobs[job], code)
+        yield _ended(jobs[job], job.result)
 
 
 class _Job:
@@ -94,7 +110,8 @@ class _Job:
         self._settings = settings
 
     def __call__(self, unit: Unit) -> int:
-        return run_unit(unit, self._settings)
+        # Slurm gives a job its cores, so none are divided again.
+        return run_unit(unit, self._settings._replace(per_host=1))
 
     def checkpoint(self, unit: Unit) -> Any:
         return _imported("submitit", "slurm").helpers.DelayedSubmission(self, unit)

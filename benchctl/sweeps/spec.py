@@ -71,6 +71,8 @@ def read_spec(path: Path) -> Spec:
         raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
         raise UserError("no_sweep", f"{path}: {error}. See `benchctl sweep plan --help` for an example.") from error
+    if wrong := sorted({*spec.devices} - {"cpu", "cuda"}):
+        raise UserError("no_sweep", f"{path}: {wrong[0]} is not a device. Devices are cpu and cuda.")
     for name in ("models", "families", "devices"):
         if not getattr(spec, name):
             raise UserError("no_sweep", f"{path}: {name} is empty. Name at least one.")
@@ -93,18 +95,21 @@ def units(spec: Spec, folder: Path) -> tuple[Unit, ...]:
     ]
     names = Counter(unit.name for unit in made)
     if double := next((name for name, count in names.items() if count > 1), None):
-        raise UserError("same_unit_twice", f"two runs would be called {double}. Give models that differ in an option.")
+        raise UserError(
+            "same_unit_twice",
+            f"two runs would be called {double}. Models and families must differ in letters or digits.",
+        )
     return tuple(made)
 
 
 def _unit(spec: Spec, model: Options, family: str, device: str, session: int, folder: Path) -> Unit:
-    options: Options = {**spec.run, **model, "device": device}
-    if taken := sorted({"out", "resume", "sessions", "method", "sweep"} & options.keys()):
+    options: Options = {**spec.run, **model}
+    if taken := sorted({"out", "resume", "sessions", "method", "sweep", "device"} & options.keys()):
         raise UserError("option_of_sweep", f"{taken[0]} cannot be an option of a run here: the sweep sets it.")
     name = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", str(part)) for part in (*model.values(), family, device, session))
     labels = (f"--method={label}" for label in spec.families[family])
     out = folder / "results" / f"{name}.jsonl"
-    return Unit(("benchctl", "run", *_words(options), *labels, f"--out={out}", "--resume"))
+    return Unit(("benchctl", "run", *_words({**options, "device": device}), *labels, f"--out={out}", "--resume"))
 
 
 def _words(options: Options) -> Iterator[str]:

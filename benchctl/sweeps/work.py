@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from benchctl.sweeps.folder import log_of
+from benchctl.sweeps.folder import finished_of, log_of
 from benchctl.sweeps.spec import Unit
 
 _CHILD = "from benchctl.cli.run import session; session()"  # ends with this process
@@ -22,9 +23,9 @@ _POLL_S = 0.5
 
 
 class Place(NamedTuple):
-    """What a run has for itself: a GPU by its number or uuid, or CPU cores."""
+    """What a run has for itself: a GPU by its number or uuid, or CPU cores; ``locks`` name what it locks."""
 
-    lock: str
+    locks: tuple[str, ...]
     gpu: str | None = None
     cores: tuple[int, ...] = ()
 
@@ -34,11 +35,11 @@ def places(on_gpu: bool, per_host: int) -> list[Place]:
     if on_gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = [str(number) for number in range(_gpus())] if visible is None else visible.split(",")
-        return [Place(f"gpu-{gpu}", gpu=gpu) for gpu in gpus if gpu]
+        return [Place((f"gpu-{gpu}",), gpu=gpu) for gpu in gpus if gpu]
     cores = sorted(os.sched_getaffinity(0), reverse=True)  # other programs rather use those of low numbers
     size = max(1, len(cores) // per_host)
     sets = [tuple(cores[start : start + size]) for start in range(0, len(cores), size)][:per_host]
-    return [Place(f"cpu-{number}", cores=each) for number, each in enumerate(sets)]
+    return [Place(tuple(f"core-{core}" for core in each), cores=each) for each in sets]
 
 
 def _gpus() -> int:
@@ -55,19 +56,26 @@ def exclusive(wanted: list[Place], wait: Callable[[], None] = lambda: time.sleep
     """
     while True:
         for place in wanted:
-            path = Path(tempfile.gettempdir()) / f"benchctl-{place.lock}.lock"
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(handle)
-                continue
-            try:
+            with ExitStack() as locked:
+                if not all(_lock(name, locked) for name in place.locks):
+                    continue
                 yield place
-            finally:
-                os.close(handle)
-            return
+                return
         wait()
+
+
+def _lock(name: str, until: ExitStack) -> bool:
+    """Whether nobody else has this lock; then it is held until the end of ``until``."""
+    path = Path(tempfile.gettempdir()) / f"benchctl-{name}.lock"
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    handle = os.open(path, os.O_RDONLY)  # of another user it can only be read, which is enough
+    until.callback(os.close, handle)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class Settings(NamedTuple):
@@ -93,9 +101,22 @@ def run_unit(unit: Unit, settings: Settings) -> int:
         code = 0
         for _ in range(settings.attempts):
             code = measure(unit, place, settings)
-            if 0 <= code < _SIGNALS:
+            if 0 <= code < _SIGNALS or STOPPING.is_set():
                 break
+        if code == 0:
+            finished_of(settings.folder, unit).touch()
         return code
+
+
+STOPPING = threading.Event()
+_RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
+def stop_runs() -> None:
+    """End the runs of this process, and start none again. What they measured is in their files."""
+    STOPPING.set()
+    for process in list(_RUNNING):
+        process.kill()
 
 
 def measure(unit: Unit, place: Place, settings: Settings) -> int:
@@ -108,9 +129,13 @@ def measure(unit: Unit, place: Place, settings: Settings) -> int:
             process = subprocess.Popen(
                 command, stdin=lifeline, stdout=log, stderr=log, env=environment, cwd=settings.cwd
             )
-        if place.cores:
-            os.sched_setaffinity(process.pid, place.cores)
-        return process.wait()
+        _RUNNING.add(process)
+        try:
+            with suppress(ProcessLookupError):  # it has ended already
+                os.sched_setaffinity(process.pid, place.cores or os.sched_getaffinity(0))
+            return process.wait()
+        finally:
+            _RUNNING.discard(process)
     finally:
         os.close(lifeline)
         os.close(held)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Outcome, Speculative, check_options, refuse_options
+from benchctl.decoding.method import Chain, Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.modules.exits import AdapterSettings, ExitHead
@@ -71,8 +71,6 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
             raise ValueError(f"exit {self.exit} is not among the gates {self.gates or 'of any target'}")
         check_options(self, 1, "draft_tokens", "width")
         check_options(self, 0, "confidence", most=1)
-        if self.source != "accelerated":
-            refuse_options(self, f"with source={self.source}", "features")
 
     def unsupported(self, target: TargetInfo) -> str | None:
         gates = [interval.gate for interval in self.intervals(target.layers)]

@@ -68,7 +68,7 @@ class TwoStreamMethod(Method, Trainable):
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         made, mine = trained.get("features", "none"), getattr(self, "features", "none")
         if made != mine:
-            way = "m2r2 alone can use them" if mine == "none" and made == "last" else f"give features={made}"
+            way = f"give features={made}" if hasattr(self, "features") else "m2r2 alone can use them"
             message = f"{folder}: trained with features={made}, not {mine}; {way}"
             raise UserError("trained_with_other_option", message)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from fixtures_records import RUN, baseline_row
+from fixtures_records import RUN, baseline_row, failed
 from fixtures_run import make_folder
 from refusals import refused
 
@@ -78,6 +78,8 @@ def test_a_thousand_runs_have_names_of_their_own_and_are_the_same_in_every_plan(
         ({"models": [{"model": "a"}, {"model": "a"}]}, "same_unit_twice"),
         ({"run": {"out": "x.jsonl"}}, "option_of_sweep"),
         ({"run": {"colour": "red"}}, "bad_run_option"),
+        ({"devices": ["auto"]}, "no_sweep"),
+        ({"models": [{"model": "a", "device": "cuda"}]}, "option_of_sweep"),
         ({"run": {"limit": 0}}, "bad_run_option"),
         ({"families": {"a": ["no_such_method"]}}, "unknown_method"),
         ({"families": {"a": ["two_model[tokens=2]"]}}, "unknown_option"),
@@ -131,6 +133,53 @@ def test_a_run_that_is_killed_goes_on_where_it_was(here: Path, monkeypatch: pyte
     killer.join()
     assert ended.code == 0
     _check_complete(unit)
+
+
+def test_an_engine_is_a_family_like_any_other(tmp_path: Path) -> None:
+    families = {"engine": ["llama_cpp[ngram=3]"], "loop": ["prompt_lookup"]}
+    result = sweep("plan", str(spec_of(tmp_path, families=families)), "--out", str(tmp_path / "jobs"))
+    assert result.exit_code == 0 and len(read_commands(tmp_path / "jobs")) == 2
+
+
+def test_warm_up_and_errors_are_no_finished_prompts(tmp_path: Path) -> None:
+    (unit,) = units(read_spec(spec_of(tmp_path, families={"f": ["prompt_lookup"]})), tmp_path)
+    warm_up = [replace(ROWS[0], repeat=-1), replace(ROWS[0], repeat=-2)]
+    write_commands(tmp_path, [unit])
+    with Writer(unit.out, replace(ONE, suites=(replace(ONE.suites[0], prompts=1),)), resume=True) as writer:
+        for row in (*warm_up, ROWS[0]):
+            writer.append(row)
+    assert status(tmp_path, unit)[1:4] == ("started", 0, 1)
+    unit.out.unlink()
+    with Writer(unit.out, ONE, resume=True) as writer:
+        for row in ROWS:
+            writer.append(replace(failed(row), repeat=row.repeat))
+    assert status(tmp_path, unit).state == "failed"
+
+
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from benchctl.cli import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_runs_and_the_sweep(here: Path) -> None:
+    (unit,) = units(read_spec(spec_of(here, families={"f": ["prompt_lookup"]})), here)
+    write_commands(here, [unit])
+    command = [sys.executable, "-c", INTERRUPTIBLE, "sweep", "run", str(here)]
+    with subprocess.Popen(
+        command, cwd=here, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(here)}
+    ) as process:
+        for _ in range(1200):
+            if unit.out.exists():
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    found = subprocess.run(["pgrep", "-f", f"session.. run .*{unit.out}"], capture_output=True, text=True)
+    assert found.stdout == ""
 
 
 def _kill_when_it_wrote(unit: Unit, what: bytes, count: int) -> None:
@@ -214,7 +263,9 @@ def test_256_workers_that_fail_lose_no_row_and_write_none_twice(
     )
     planned = units(spec, tmp_path)
     write_commands(tmp_path, planned)
-    monkeypatch.setattr(work, "places", lambda on_gpu, per_host: [Place(f"cpu-{n}") for n in range(per_host)])
+    monkeypatch.setattr(
+        work, "places", lambda on_gpu, per_host: [Place((f"core-{n}",), cores=(0,)) for n in range(per_host)]
+    )
     monkeypatch.setattr(on, "places", work.places)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
 
@@ -275,8 +326,14 @@ def test_a_place_is_held_by_one_process_until_it_ends(tmp_path: Path, monkeypatc
             holder.wait()
 
     with exclusive(places(False, 1), wait) as place:
-        assert place.lock == "cpu-0" and len(waited) >= 2
+        assert place.locks and len(waited) >= 2
     holder.stdout.close()
+
+
+def test_more_threads_than_cores_are_refused(here: Path) -> None:
+    (unit,) = units(read_spec(spec_of(here, families={"f": ["a"]}, models=[{"model": "a", "threads": 500}])), here)
+    with refused("too_few_cores", "500"):
+        list(on.local([unit], Settings(here, here)))
 
 
 def test_cpu_runs_have_cores_of_their_own() -> None:
