@@ -43,7 +43,7 @@ SHIPPED = frozenset(
     (
         *("autoregressive", "combine", "deed", "dflash", "draft_tree", "eagle", "early_exit", "expert_offload"),
         *("kangaroo", "lookahead", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths"),
-        *("prompt_lookup", "pseudo", "sequential", "skip_decode", "skip_layers", "specee"),
+        *("prompt_lookup", "pseudo", "sequential", "skip_decode", "skip_layers", "sparse_cache", "specee"),
         *("suffix", "token_recycling", "two_model"),
     )
 )

@@ -104,6 +104,8 @@ SAMPLED = (
     "dflash[markov=4,draft_tokens=2,confidence=0.05]",
     "kangaroo[draft_tokens=2,confidence=0]",
     "kangaroo[exit=2,draft_tokens=3]",
+    "sparse_cache[select=window,budget=2,sinks=1,draft_tokens=2]",
+    "sparse_cache[budget=3,chunk=1,draft_tokens=2,confidence=0]",
     "lookahead[ngram=2,window=3]",
     "lookahead[ngram=3,window=3,prompt_pool=true]",
     "lookahead[ngram=3,window=2,prompt_pool=true,bonus=false]",

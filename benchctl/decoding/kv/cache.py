@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -128,6 +128,24 @@ class Cache:
         self.kv = self._all.unbind(0)
         self._absent_bias, self._marked = [None] * len(self.kv), [0] * len(self.kv)
 
+    def hold(self, count: int) -> None:
+        """Forget all rows; each layer now has ``count`` from slot 0 on, which `take` writes before they are read."""
+        if count > self.capacity:
+            self._grow(count)
+        self.lengths, self._finite = [count] * len(self.kv), [count] * len(self.kv)
+
+    def take(self, layer: int, source: Cache, slots: Tensor) -> None:
+        """Copies of ``slots`` of ``source``, [n] for all heads or [kv_heads, n], into the first slots of a layer.
+
+        None of them may be absent. Keys stay rotated for the positions that they had.
+        """
+        kv, held = source.kv[layer], self.kv[layer][:, : slots.shape[-1]]
+        if slots.ndim == 1:
+            held.copy_(kv.index_select(1, slots))
+        else:
+            index = slots.repeat(2, 1).unsqueeze(-1).expand(-1, -1, kv.shape[-1])
+            held.copy_(kv.gather(1, index))
+
     def keep(self, start: int, slots: Sequence[int]) -> None:
         """From slot ``start`` on, keep only ``slots`` (ascending), moved together; later rows are forgotten.
 
@@ -176,6 +194,10 @@ class Layout:
     skip         open rows that the layers of this pass have run already; the rest are the rows of this pass
     absent_bias  [slots] -inf at slots that hold nothing in the layers of this pass, since rows passed these layers by,
                  else 0; None where all slots hold something
+    windows      whether the windows of layers hide slots; not where slots before the first open row were chosen, whose
+                 numbers are no positions
+    choose       if given, called for each layer with its index and the queries of its rows, before they look: it may
+                 still write slots before the first open row
     """
 
     def __init__(
@@ -200,6 +222,8 @@ class Layout:
         else:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self.absent_bias: Tensor | None = None
+        self.windows = True
+        self.choose: Callable[[int, Tensor], None] | None = None
         self.rotary = rotary[index].unsqueeze(1)
         self._turns: Tensor | None = None
         self._bias: dict[tuple[int | None, int], Tensor] = {}
@@ -214,7 +238,7 @@ class Layout:
 
     def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
         """[copies * rows, slots], or [1, slots] for all: 0 where a row may look, else -inf; None for 0 everywhere."""
-        if window is not None and self._last < window:
+        if window is not None and (not self.windows or self._last < window):
             window = None
         if self.rows == 1 and self._ancestors is None and window is None:  # one row sees all before it that are there
             return None if self.absent_bias is None else self.absent_bias.unsqueeze(0)

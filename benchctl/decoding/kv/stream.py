@@ -143,6 +143,8 @@ class Stream:
         start: int | None = None,
         earlier: int = 0,
         apart: bool = False,
+        view: Cache | None = None,
+        choose: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """Residuals of rows that run only these ``parts`` of layers ``first`` .. and are then forgotten.
 
@@ -150,10 +152,14 @@ class Stream:
         start    position of the first row, which sees the text before it; by default behind all finished rows
         earlier  rows of detours just before this one that its rows continue; they stand from ``start`` on
         apart    all rows stand at ``start`` and do not see each other
+        view     a cache that is read instead of the stream's, see Cache.hold; rows stay in it, behind ``earlier`` ones
+        choose   as for Layout; it may fill the ``view``
 
         Finished rows from ``start`` on stay as they are, and are not seen. No row may wait halfway or have passed a
-        layer by: ValueError.
+        layer by, and ``view`` goes with neither ``start`` nor ``apart``: ValueError.
         """
+        if view is not None and (apart or start is not None):
+            raise ValueError("rows that see a view stand one behind the other, behind all finished rows")
         if set(self.cache.lengths) != {self.base} or any(self.cache.absent):
             raise ValueError("rows make a detour only where all layers hold the same rows of the text")
         hidden = 0 if start is None else self.base - start
@@ -161,10 +167,15 @@ class Stream:
         parents = [-1] * rows if apart else [-1, *range(hidden, hidden + rows - 1)]
         positions, ancestors = branches(self.base - hidden, [*range(-1, hidden - 1), *parents])
         seen = ancestors if hidden or apart else None
-        layout = self.target.layout(self.base - hidden, positions, seen, hidden + earlier)
         layers = self.target.blocks[first : first + len(parts)]
-        states = run_parts(layers, parts, first, states, self.cache, layout)
-        self.cache.truncate(self.base)
+        if view is not None:
+            layout = self.target.layout(view.lengths[first], positions[earlier:])
+            layout.windows, layout.choose = False, choose
+            states = run_parts(layers, parts, first, states, view, layout)
+        else:
+            layout = self.target.layout(self.base - hidden, positions, seen, hidden + earlier)
+            states = run_parts(layers, parts, first, states, self.cache, layout)
+            self.cache.truncate(self.base)
         self.runs.append(LayerRun(first, first + len(parts), len(states), sum(map(sum, parts))))
         return states
 

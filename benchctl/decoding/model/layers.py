@@ -240,10 +240,13 @@ def run_layers(
     if x.dtype in (torch.float32, torch.float64):
         rotated = attention.heads + attention.kv_heads
         rotary = layout.turns(rotated, rotated + attention.kv_heads)
-    for layer, slots in zip(layers, cache.open(first, first + len(layers), layout.start, layout.rows), strict=True):
+    opened = cache.open(first, first + len(layers), layout.start, layout.rows)
+    for index, (layer, slots) in enumerate(zip(layers, opened, strict=True), first):
         queries, kv = project(layer.attention, layer.attention_norm(x) if normed is None else normed, rotary)
         normed = None
         slots.new.copy_(kv)  # rows see their own keys and values too
+        if layout.choose is not None:
+            layout.choose(index, queries)
         x = layer.attention.out.add_to(x, mix(layer.attention, queries, slots.keys, slots.values, layout))
         if layer.cross is not None:
             x = layer.cross(x)
