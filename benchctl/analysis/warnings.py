@@ -23,6 +23,7 @@ from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.analysis.stats.intervals import Interval
 from benchctl.analysis.winner import best_labels
 from benchctl.records.labels import old_defaults
+from benchctl.records.progress import finished_prompts
 from benchctl.records.schema import COUNTED_SINCE, UNKNOWN_TARGET, Run
 
 _FEW_PROMPTS = 10
@@ -452,13 +453,8 @@ def _of_files(group: Group) -> Iterator[Warning]:
     waited_share = CONDITION + "waited_share"
     for number, file in enumerate(group.files):
         run, name, frame = file.run, str(file.path), group.frame[group.frame["file"] == number]
-        # Prompts that every method answered in every planned repeat; the turns of a prompt are known from its rows.
-        rows_per_turn = run.repeats * sum(not method.unsupported for method in run.methods)
-        rows = frame[frame["repeat"] < run.repeats].groupby(["suite", "prompt_id"])["turn"].agg(["size", "nunique"])
-        finished, prompts = (
-            int((rows["size"] >= rows["nunique"] * rows_per_turn).sum()),
-            sum(suite.prompts for suite in run.suites),
-        )
+        generations = frame[["suite", "prompt_id", "turn", "repeat"]].itertuples(index=False, name=None)
+        finished, prompts = finished_prompts(run, generations, modes=1)
         if finished < prompts:
             yield _warn("run_unfinished", file=name, finished=finished, prompts=prompts)
         # A load that lasts for the whole session marks no single round.

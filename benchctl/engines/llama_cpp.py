@@ -36,14 +36,18 @@ class LlamaCpp(Started):
     def plain(self) -> LlamaCpp:
         return replace(self, draft="", ngram=0, draft_tokens=5)
 
-    def command(self, deployment: Deployment, port: int) -> list[str]:
-        file = self.gguf or deployment.target
+    def check(self, target: str) -> None:
+        super().check(target)
+        file = self.gguf or target
         if not file.endswith(".gguf"):
             raise UserError(
                 "needs_gguf",
                 f"llama.cpp reads GGUF files, and the target is {file}. Give the target as --model FILE.gguf, or the "
                 "same weights with the option gguf=FILE.gguf.",
             )
+
+    def command(self, deployment: Deployment, port: int) -> list[str]:
+        file = self.gguf or deployment.target
         # The cache has the precision of the target; the server's default is float16.
         cache = ["-ctk", "f32", "-ctv", "f32"] if deployment.dtype == "float32" else []
         speculation = []

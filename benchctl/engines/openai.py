@@ -32,15 +32,19 @@ class OpenAI(Served):
         for url in filter(None, (self.base_url, self.plain_url)):
             Client(url)
 
+    def check(self, target: str) -> None:
+        client = Client(self.base_url)
+        if not client.is_local and not self.remote:
+            raise UserError(
+                "not_this_machine",
+                f"{self.base_url} is not on this machine, so all prompts would be sent there. To allow it add "
+                "remote=true to the label.",
+            )
+        self._found(client)
+
     def start(self, deployment: Deployment) -> EngineInfo:
         client = Client(self.base_url)
         if not client.is_local:
-            if not self.remote:
-                raise UserError(
-                    "not_this_machine",
-                    f"{self.base_url} is not on this machine, so all prompts would be sent there. To allow it add "
-                    "remote=true to the label.",
-                )
             deployment.notify(f"All prompts are sent to {self.base_url}.")
         self.dialect, version = self._found(client)
         self._client = client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from benchctl.errors import UserError
@@ -32,21 +33,26 @@ class OpenVINO(Engine):
     def plain(self) -> OpenVINO:
         return replace(self, lookup=0, draft_tokens=5)
 
-    def start(self, deployment: Deployment) -> EngineInfo:
-        try:
-            import numpy
-            import openvino
-            import openvino_genai
-        except ImportError as error:
-            raise UserError(
-                "openvino_not_installed", f"OpenVINO is not there ({error}): pip install 'benchctl[openvino]'."
-            ) from error
-        path = self.weights or deployment.target
-        if deployment.dtype not in _PRECISION or not (self.weights or path.endswith(".gguf")):
+    def check(self, target: str) -> None:
+        if not all(map(find_spec, ("openvino", "openvino_genai"))):
+            raise UserError("openvino_not_installed", "OpenVINO is not installed: pip install 'benchctl[openvino]'.")
+        if not (self.weights or target.endswith(".gguf")):
             raise UserError(
                 "needs_gguf",
-                f"OpenVINO computes in {', '.join(_PRECISION)} and reads GGUF files and folders of its own, and the "
-                f"target is {path} in {deployment.dtype}. Give the same weights with the option weights=FILE.gguf.",
+                f"OpenVINO reads GGUF files and folders of its own, and the target is {target}. Give the same weights "
+                "with the option weights=FILE.gguf.",
+            )
+
+    def start(self, deployment: Deployment) -> EngineInfo:
+        import numpy
+        import openvino
+        import openvino_genai
+
+        path = self.weights or deployment.target
+        if deployment.dtype not in _PRECISION:
+            raise UserError(
+                "number_format",
+                f"OpenVINO computes in {', '.join(_PRECISION)}, not in {deployment.dtype}: give another --dtype.",
             )
         properties: dict[str, Any] = {
             "INFERENCE_NUM_THREADS": deployment.threads,
@@ -86,15 +92,15 @@ class OpenVINO(Engine):
         def generate(question: Question) -> Answer:
             config.max_new_tokens, config.stop_token_ids = question.max_new_tokens, set(question.stop_ids)
             marks = Marks(question.clock)
-            told = pipeline.generate(openvino.Tensor(numpy.array([question.prompt_ids])), config, marks)
-            stopped = told.finish_reasons[0] == openvino_genai.GenerationFinishReason.STOP
+            result = pipeline.generate(openvino.Tensor(numpy.array([question.prompt_ids])), config, marks)
+            stopped = result.finish_reasons[0] == openvino_genai.GenerationFinishReason.STOP
             return Answer(
                 tuple(marks.chunks),
                 "stop" if stopped else "length",
                 # The engine does not report how much it drafted, nor whether the last token of an answer was drafted.
                 Counts(steps=len(marks.chunks) - 1) if self.lookup else Counts(),
-                prompt_tokens=told.perf_metrics.get_num_input_tokens(),
-                new_tokens=len(told.tokens[0]),
+                prompt_tokens=result.perf_metrics.get_num_input_tokens(),
+                new_tokens=len(result.tokens[0]),
             )
 
         self._generate = generate

@@ -6,7 +6,9 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -57,6 +59,9 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     choices = choose_methods(settings.labels, models, settings.batch_size)
     if isinstance(choices[0].method, Engine):
         check_engine_settings(settings)
+    for choice in choices:
+        if isinstance(choice.method, Engine):
+            choice.method.check(models.target)
     device, dtype = choose_device(settings.models)
     check_out(settings.out, settings)
     remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
@@ -376,9 +381,21 @@ def _choose(text: str, target: str) -> Choice:
         return choice
     known = {option.name for option in registry.method_options(asked.name)} - {"modules"}
     trained = {name: value for name, value in read_facts(choice.modules).asked.items() if name in known}
-    whole = registry.Label(asked.name, tuple({**trained, **dict(asked.options)}.items()))
+    whole = filled(asked, {name: value for name, value in trained.items() if name not in dict(asked.options)})
     method = registry.build(whole.text)
     return replace(choice, label=registry.canonical_label(method, whole), method=method)
+
+
+def filled(asked: registry.Label, trained: Mapping[str, str]) -> registry.Label:
+    """The label with as many options of the ``trained`` as it takes: one may have no effect with those asked for."""
+    for count in range(len(trained) + 1):
+        for left_out in combinations(trained, count):
+            kept = {name: value for name, value in trained.items() if name not in left_out}
+            label = registry.Label(asked.name, (*kept.items(), *asked.options))
+            with suppress(UserError):
+                registry.build(label.text)
+                return label
+    return asked
 
 
 def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -> Choice:

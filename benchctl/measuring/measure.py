@@ -30,7 +30,7 @@ from benchctl.records.schema import Mode, Row, Totals
 from benchctl.serving.engine import Engine, Question
 from benchctl.serving.ledger import settle
 
-# Of an engine's passes nobody knows the rows: these show how much the target's own kernels round.
+# Rows of an engine's passes are unknown: these sizes show how much the target's own kernels round.
 _ENGINE_SIZES = (2, 8)
 
 

@@ -121,6 +121,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
         deploy(choice) if isinstance(choice.method, Engine) else _fitting(choice, prepared, needs, notify)
         for choice in checked.choices
     )
+    _check_same_engine(choices)
     for choice in choices:
         if choice.unsupported:
             notify(f"{choice.label} cannot run here: {choice.unsupported}.")
@@ -222,6 +223,20 @@ def _deployed(choice: Choice, deployment: Deployment) -> Choice:
     deployment.notify(f"{choice.label}: starting.")
     started_s = deployment.clock()
     return replace(choice.deploy(deployment), prepare_s=deployment.clock() - started_s)
+
+
+def _check_same_engine(choices: Sequence[Choice]) -> None:
+    """Raises UserError where an engine is compared with another one, or with another version or number format."""
+    engines = [choice for choice in choices if choice.engine is not None]
+    for choice in engines[1:]:
+        for fact in ("name", "version", "dtype"):
+            mine, first = getattr(choice.engine, fact), getattr(engines[0].engine, fact)
+            if mine != first:
+                raise UserError(
+                    "another_engine",
+                    f"{choice.label}: its {fact} is {mine}, and that of the baseline {engines[0].label} is {first}. "
+                    "Compare an engine with itself.",
+                )
 
 
 def _decoding_config(checked: CheckedRun) -> DecodingConfig:

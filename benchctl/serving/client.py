@@ -91,7 +91,7 @@ class Client:
                 connection.request("POST", self._path(path), payload, _headers())
                 response = connection.getresponse()
                 if response.status != 200:
-                    text = response.read(_SHOWN).decode(errors="replace")
+                    text = _without_key(response.read(_SHOWN).decode(errors="replace"))
                     raise UserError("engine_refused", f"{self.base_url} answered {response.status}: {text}")
                 while (left_s := started_s + limit_s - clock()) > 0:
                     transport.settimeout(left_s)
@@ -125,6 +125,12 @@ class Client:
 def _headers() -> dict[str, str]:
     key = os.environ.get(KEY)
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def _without_key(text: str) -> str:
+    """Messages end up in results files."""
+    key = os.environ.get(KEY)
+    return text.replace(key, "...") if key else text
 
 
 def _json(data: bytes) -> Mapping[str, Any]:

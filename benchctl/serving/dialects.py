@@ -86,13 +86,13 @@ class VllmDialect(Dialect):
                 chunks += _chunk(event, _ids(choice, "token_ids"))
                 finish = choice.get("finish_reason") or finish
             usage = event.data.get("usage") or usage
-            if told := (event.data.get("metrics") or {}).get("speculative_decoding"):
+            if reported := (event.data.get("metrics") or {}).get("speculative_decoding"):
                 counts = Counts(
-                    steps=told.get("num_spec_steps"),
-                    drafted=told["num_draft_tokens"],
-                    accepted=told["num_accepted_draft_tokens"],
-                    drafted_each=_each(told.get("per_step_drafted")),
-                    accepted_each=_each(told.get("per_step_accepted")),
+                    steps=reported.get("num_spec_steps"),
+                    drafted=reported["num_draft_tokens"],
+                    accepted=reported["num_accepted_draft_tokens"],
+                    drafted_each=_each(reported.get("per_step_drafted")),
+                    accepted_each=_each(reported.get("per_step_accepted")),
                 )
         return Answer(
             tuple(chunks),
@@ -123,22 +123,22 @@ class SglangDialect(Dialect):
         return {"input_ids": list(question.prompt_ids), "sampling_params": sampling, "stream": True}
 
     def read(self, events: Sequence[Event]) -> Answer:
-        chunks, seen, told = list[Chunk](), 0, dict[str, Any]()
+        chunks, seen, reported = list[Chunk](), 0, dict[str, Any]()
         for event in events:
             _check(event.data)
-            ids, told = _ids(event.data, "output_ids"), event.data["meta_info"]
-            new = ids[seen:] if len(ids) == told["completion_tokens"] else ids
+            ids, reported = _ids(event.data, "output_ids"), event.data["meta_info"]
+            new = ids[seen:] if len(ids) == reported["completion_tokens"] else ids
             seen += len(new)
             chunks += _chunk(event, new)
-        accepted = told.get("spec_num_correct_drafts", told.get("spec_accept_token_num"))
-        drafted = told.get("spec_num_proposed_drafts", told.get("spec_draft_token_num"))
+        accepted = reported.get("spec_num_correct_drafts", reported.get("spec_accept_token_num"))
+        drafted = reported.get("spec_num_proposed_drafts", reported.get("spec_draft_token_num"))
         return Answer(
             tuple(chunks),
-            _finish((told.get("finish_reason") or {}).get("type")),
-            Counts(told.get("spec_verify_ct") if drafted is not None else None, drafted, accepted),
-            told.get("prompt_tokens"),
-            told.get("cached_tokens"),
-            told.get("completion_tokens"),
+            _finish((reported.get("finish_reason") or {}).get("type")),
+            Counts(reported.get("spec_verify_ct") if drafted is not None else None, drafted, accepted),
+            reported.get("prompt_tokens"),
+            reported.get("cached_tokens"),
+            reported.get("completion_tokens"),
         )
 
 

@@ -87,6 +87,9 @@ class Answer:
 class Engine(ABC):
     """Base of all engines. Subclasses are dataclasses; their fields are the options of the label."""
 
+    def check(self, target: str) -> None:  # noqa: B027 optional
+        """Raises UserError for what cannot work with this target; asked before its weights are read."""
+
     @abstractmethod
     def start(self, deployment: Deployment) -> EngineInfo:
         """Start it, or find it running: its facts. Raises UserError for an engine that is missing or does not start."""

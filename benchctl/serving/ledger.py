@@ -42,7 +42,7 @@ def settle(
             f"the engine drafted {counts.drafted} tokens, but it is the baseline, which must not speculate. Start it "
             "without speculation.",
         )
-    told = _told([len(chunk.token_ids) for chunk in answer.chunks], sizes, counts, reason, drafts=drafts or is_wrong)
+    known = _known([len(chunk.token_ids) for chunk in answer.chunks], sizes, counts, reason, drafts=drafts or is_wrong)
     tokens, step_s = iter(ids[1:end]), map(float.__sub__, arrived_s[1:], arrived_s)
     return Generation(
         token_ids=tuple(ids[:end]),
@@ -50,13 +50,13 @@ def settle(
         ttft_s=arrived_s[0],
         steps=tuple(
             Step(tuple(next(tokens) for _ in range(size)), drafted, accepted, 0, ())
-            for size, (drafted, accepted) in zip(sizes[1:], told.each or (), strict=False)
+            for size, (drafted, accepted) in zip(sizes[1:], known.each or (), strict=False)
         ),
-        step_s=tuple(step_s) if told.each is not None else (),
+        step_s=tuple(step_s) if known.each is not None else (),
         layers=(),
         counters={f"engine_{name}_s": seconds for name, seconds in answer.own_s.items()}
         | ({"wrong_counts": 1.0} if is_wrong else {}),
-        reported=Reported(arrived_s, tuple(sizes), told.each is not None, told.steps, told.drafted, told.accepted),
+        reported=Reported(arrived_s, tuple(sizes), known.each is not None, known.steps, known.drafted, known.accepted),
     )
 
 
@@ -119,7 +119,7 @@ def _is_possible(counts: Counts, tokens: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Known:
     """What is known of the steps after the first token: drafted and accepted tokens of `each`, or else the sums."""
 
     each: Sequence[tuple[int, int]] | None = None
@@ -128,30 +128,30 @@ class _Told:
     accepted: int | None = None
 
 
-def _told(sent: Sequence[int], sizes: Sequence[int], counts: Counts, reason: StopReason, *, drafts: bool) -> _Told:
+def _known(sent: Sequence[int], sizes: Sequence[int], counts: Counts, reason: StopReason, *, drafts: bool) -> _Known:
     """From the tokens of each chunk as `sent`, and as cut to `sizes`."""
     if sizes[0] == 1 and set(sizes) == {1} and (not drafts or counts.drafted == 0):
-        return _Told([(0, 0)] * (len(sizes) - 1))
+        return _Known([(0, 0)] * (len(sizes) - 1))
     if sizes[0] == 1 and counts.drafted_each is not None and counts.accepted_each is not None:
         by_chunk = _accepted_by_chunk(sent[1:], counts.accepted_each)
         if by_chunk is None:
-            return _Told()
+            return _Known()
         accepted = [min(count, size) for count, size in zip(by_chunk, sizes[1:], strict=False)]
         if len(counts.drafted_each) == len(by_chunk):
-            return _Told(list(zip(counts.drafted_each, accepted, strict=False)))
+            return _Known(list(zip(counts.drafted_each, accepted, strict=False)))
         drafted = counts.drafted if len(sizes) == len(sent) else None  # of steps that a cut removed
-        return _Told(None, len(accepted), drafted, sum(accepted))
+        return _Known(None, len(accepted), drafted, sum(accepted))
     committed = sum(sizes) - 1
     if counts.accepted is None and sizes[0] == 1 and counts.steps == len(sent) - 1:
-        return _Told(None, len(sizes) - 1)
+        return _Known(None, len(sizes) - 1)
     if counts.steps is not None and counts.accepted is not None and counts.drafted:
         # Each step adds its accepted tokens and one more: so the answer shows whether all of them are in it.
         is_whole = sizes[0] == 1 and committed == counts.steps + counts.accepted
-        return _Told(None, counts.steps, counts.drafted, counts.accepted) if is_whole else _Told()
-    # Without steps, tokens beyond a stop token cannot be told from those before it.
+        return _Known(None, counts.steps, counts.drafted, counts.accepted) if is_whole else _Known()
+    # Without steps, tokens beyond a stop token cannot be separated from those before it.
     if counts.accepted is None or counts.accepted > committed or (counts.accepted and reason == "stop"):
-        return _Told()
-    return _Told(None, None, counts.drafted, counts.accepted)
+        return _Known()
+    return _Known(None, None, counts.drafted, counts.accepted)
 
 
 def _accepted_by_chunk(sent: Sequence[int], accepted: Sequence[int]) -> list[int] | None:

@@ -24,13 +24,6 @@ class ServerProcess:
     """Runs while it is not stopped. What the server prints goes into a log, whose end errors show."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Raises UserError for a program that is not there."""
-        if which(command[0]) is None:
-            raise UserError(
-                "engine_not_found",
-                f"{command[0]}: no such program. Install the engine, put it on PATH, or name it with the option "
-                "`server`.",
-            )
         self._log = tempfile.NamedTemporaryFile(prefix="benchctl-engine-", suffix=".log")  # noqa: SIM115 until stop
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(guard.__file__), *command],
@@ -77,6 +70,15 @@ class ServerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)  # what a killed guard left
         self._process.wait()
         self._log.close()
+
+
+def check_program(name: str) -> None:
+    """Raises UserError for a program that is not there."""
+    if which(name) is None:
+        raise UserError(
+            "engine_not_found",
+            f"{name}: no such program. Install the engine, put it on PATH, or name it with the option `server`.",
+        )
 
 
 def free_port() -> int:

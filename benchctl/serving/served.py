@@ -11,7 +11,7 @@ from benchctl.records.schema import EngineInfo
 from benchctl.serving.client import Client
 from benchctl.serving.dialects import Dialect
 from benchctl.serving.engine import Answer, Deployment, Engine, Question
-from benchctl.serving.process import ServerProcess, free_port
+from benchctl.serving.process import ServerProcess, check_program, free_port
 
 _POLL_S = 0.1
 _END_S = 2.0  # between the end of a connection and that of the server
@@ -82,6 +82,10 @@ class Started(Served):
     """
 
     takes_threads: bool = False
+    server: str
+
+    def check(self, target: str) -> None:
+        check_program(self.server)
 
     @abstractmethod
     def command(self, deployment: Deployment, port: int) -> list[str]:

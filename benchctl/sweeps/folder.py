@@ -64,14 +64,15 @@ def finished_of(folder: Path, unit: Unit) -> Path:
 
 
 def status(folder: Path, unit: Unit) -> Status:
-    """What the results file of a run holds, whoever wrote it."""
+    """The state of a run by its results file, which any program may have written."""
     said = _last_line(log_of(folder, unit))
     if not unit.out.exists() or not unit.out.stat().st_size:
         return Status(unit, "missing", 0, None, said)
     try:
         file = scan(unit.out)
         rows = [row for row in file.rows if row.repeat >= 0]
-        done, prompts = finished_prompts(file.run, rows)
+        generations = ((row.suite, row.prompt_id, row.turn, row.repeat) for row in rows)
+        done, prompts = finished_prompts(file.run, generations, len(file.run.modes))
     except UserError as error:
         return Status(unit, "unreadable", 0, None, str(error))
     if rows and all(row.error for row in rows):

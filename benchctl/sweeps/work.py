@@ -65,7 +65,7 @@ def exclusive(wanted: list[Place], wait: Callable[[], None] = lambda: time.sleep
 
 
 def _lock(name: str, until: ExitStack) -> bool:
-    """Whether nobody else has this lock; then it is held until the end of ``until``."""
+    """Whether this lock is free; then it is held until the end of ``until``."""
     path = Path(tempfile.gettempdir()) / f"benchctl-{name}.lock"
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644))

@@ -18,6 +18,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Chain, Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, UsesDraftVocabulary
+from benchctl.decoding.modules.others import refuse_training_options, unsupported_published
 from benchctl.decoding.modules.trainable import (
     Tally,
     Trainable,
@@ -42,7 +43,7 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
 
     modules       folder of trained layers, or folder or hub id of published ones
     layers        layers of the drafter
-    draft_tokens  tokens of a block, which has one row more; 15 in most published drafters
+    draft_tokens  tokens drafted per verification, and in training tokens of a block, which has one row more
     confidence    a draft ends before its joint probability falls below this; 0, as in the paper, drafts the whole block
     markov        rank of a head that corrects each token's logits for the token before it; 0, as in DFlash, none;
                   256 in DSpark
@@ -85,36 +86,30 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
         return dflash_yardsticks(module, batch, own_taps(len(batch.states) - 1, self.layers), self.draft_tokens + 1)
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        if read_published(folder) is None:
-            return
-        for option in ("layers", "markov", "gamma", "draft_vocabulary"):
-            if getattr(self, option) != getattr(type(self), option):
-                message = f"{folder}: {option} has no effect on a published drafter; leave it out"
-                raise UserError("options_of_training", message)
+        if self.draft_tokens > (most := trained["draft_tokens"]):
+            message = f"{folder}: its blocks have {most} tokens, and draft_tokens={self.draft_tokens} asks for more"
+            raise UserError("too_few_tokens", f"{message}; give draft_tokens={most} or fewer")
+        if read_published(folder) is not None:
+            refuse_training_options(self, folder, "layers", "markov", "gamma", "draft_vocabulary")
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
-        return None if read_published(folder) is None else {}
+        published = read_published(folder)
+        return None if published is None else {"draft_tokens": published.block_tokens}
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        if (published := read_published(self.modules)) is None:
-            return None
-        if (problem := published.unsupported(target)) is None:
-            published.read(target.layers)  # refuses weights that do not fit before the target's are read
-        return problem
+        return unsupported_published(read_published(self.modules), target)
 
     def prepare(self, target: Target) -> None:
-        trained_options(self, "dflash", self.modules)
+        block = 1 + int(trained_options(self, "dflash", self.modules)["draft_tokens"])
         if (published := read_published(self.modules)) is not None:
             parts, self._taps, self.vocabulary = published.load(target), published.taps(target.layers), ALL_TOKENS
             module, mask, rotary = parts.module, parts.mask, parts.rotary
         else:
             self.load_vocabulary(self.modules, target.vocabulary)
-            module, self._taps = (
-                load_modules(self, "dflash", target, self.modules),
-                own_taps(target.layers, self.layers),
-            )
+            module = load_modules(self, "dflash", target, self.modules)
+            self._taps = own_taps(target.layers, self.layers)
             mask, rotary = module.mask, target.rotary
-        self._drafter = Drafter(module, target, self.vocabulary, self.draft_tokens + 1, mask, rotary)
+        self._drafter = Drafter(module, target, self.vocabulary, block, mask, rotary)
 
     def start(self, context: Context) -> int:
         stream = context.stream
@@ -132,7 +127,7 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
         if budget < 1:
             return Draft()
         drafter, chain, token, joint = self._drafter, Chain(context, self.vocabulary), context.tokens[-1], 1.0
-        for row in torch.split(drafter(token), 1)[:budget]:
+        for row in torch.split(drafter(token), 1)[: min(budget, self.draft_tokens)]:
             draft_logits = drafter.after(token, row)
             if self.confidence:
                 joint *= float(draft_logits.softmax(-1, dtype=torch.promote_types(row.dtype, torch.float32)).max())

@@ -31,7 +31,9 @@ from benchctl.errors import UserError
 from .layers import DflashModule, Sizes, default_taps
 
 _ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-_COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size", "num_hidden_layers")
+_COUNTS = (
+    *("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size", "num_hidden_layers", "block_size"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class Published:
         """Layers of a target of so many that it reads the states of, in its own order."""
         ids = self.top["dflash_config"].get("target_layer_ids")
         return tuple(int(index) + 1 for index in ids) if ids else default_taps(layers, self.top["num_hidden_layers"])
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block, without the row of the last token of the text."""
+        return int(self.top["block_size"]) - 1
 
     def unsupported(self, target: TargetInfo) -> str | None:
         """Why it does not fit a target with these facts, or None. The authors' last state is a normed one: refused."""

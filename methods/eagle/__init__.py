@@ -6,7 +6,7 @@ read, training.py how they learn. Ours: 8 nodes and depth 4; the published sizes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
+from benchctl.decoding.modules.others import refuse_training_options, unsupported_published
 from benchctl.decoding.modules.trainable import (
     Tally,
     Trainable,
@@ -87,10 +88,6 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
             if self.objective == "eagle":
                 refuse_options(self, "with version=1 and objective=eagle", "passes")
 
-    def _changed(self, *names: str) -> Iterator[str]:
-        """Those of these options that do not have their default."""
-        return (f"{name}={value}" for name in names if (value := getattr(self, name)) != getattr(type(self), name))
-
     @property
     def _fused(self) -> bool:
         """Whether the features are several layers' states, as in EAGLE-3."""
@@ -121,20 +118,14 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
                 message = f"{folder}: trained with {name}={made}, not {mine}; give {name}={made}"
                 raise UserError("trained_with_other_option", message)
         if read_published(folder) is not None:
-            for option in self._changed("passes", "head", "objective", "draft_vocabulary"):
-                message = f"{folder}: {option} has no effect on a published layer; leave it out"
-                raise UserError("options_of_training", message)
+            refuse_training_options(self, folder, "passes", "head", "objective", "draft_vocabulary")
 
     def published(self, folder: str) -> Mapping[str, Any] | None:
         published = read_published(folder)
         return None if published is None else {"version": published.version}
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        if (published := read_published(self.modules)) is None:
-            return None
-        if (problem := published.unsupported(target)) is None:
-            published.read(target.layers)  # refuses weights that do not fit before the target's are read
-        return problem
+        return unsupported_published(read_published(self.modules), target)
 
     def prepare(self, target: Target) -> None:
         trained_options(self, "eagle", self.modules)

@@ -1,4 +1,4 @@
-"""Draft by rows that are no tokens: behind each candidate they ride in the pass that verifies it.
+"""Draft by rows that are no tokens: they run behind each candidate, in the pass that verifies it.
 
 The logits of those behind the last accepted row are the next draft: a step runs the target once and nothing else.
 Parallel prompt decoding (Chen et al. 2024, arXiv 2405.18628), Hidden Transfer (Wu et al. 2024, 2404.12022) and
@@ -78,7 +78,8 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
         check_options(self, 1, "rows", "rank", most=64)
         check_options(self, 0, "depth", "layer")
         check_options(self, 1, "width", "nodes", most=MOST_NODES)
-        check_options(self, 0, "confidence", "share", most=1)
+        check_options(self, 0, "confidence", most=1)
+        check_options(self, 0.01, "share", most=1)
         if self.kind != "streaming":
             refuse_options(self, f"with kind={self.kind}", "rank", *(("layer",) if self.kind == "prompt" else ()))
         if self.tree != "dynamic":

@@ -76,6 +76,8 @@ class SkipLayers(Speculative):
         if self.skip != "search":
             refuse_options(self, f"with skip={self.skip}", "window")
         refuse_options(self, f"with stop={self.stop}", "confidence" if self.stop == "bandit" else "token_cost")
+        if self.stop == "adaptive":
+            check_options(self, 0.01, "confidence", most=1)  # it would rise from 0, which is to stop no draft
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]
@@ -94,6 +96,8 @@ class SkipLayers(Speculative):
         if needed > target.layers:
             return f"skip={self.skip} needs {needed} layers, and the target has {target.layers}"
         skipped = self.skipped(target.layers)
+        if not skipped:
+            return f"share={self.share} skips none of the target's {target.layers} layers; give a larger one"
         if self.mode == "answer" and len(skipped) == target.layers:
             return "skip lists all layers of the target; with mode=answer some layer must run"
         return None

@@ -83,12 +83,14 @@ class NaiveDflash:
         logits: Tensor = self.naive.model.lm_head(self.norm("norm", x[1:]))
         return logits if self.ids is None else logits[:, self.ids]
 
-    def drafter(self, draft_tokens: int, confidence: float) -> Drafter:
+    def drafter(self, draft_tokens: int, confidence: float, block_tokens: int = 0) -> Drafter:
+        """Of a block with more tokens, the first ``draft_tokens``."""
+
         def draft(text: list[int], budget: int) -> list[int]:
             tokens, probs = list[int](), list[float]()
             if budget < 1:
                 return []
-            for row in self.logits(text, draft_tokens + 1)[:budget]:
+            for row in self.logits(text, (block_tokens or draft_tokens) + 1)[: min(budget, draft_tokens)]:
                 if "markov.before.weight" in self.weights:
                     before = self.weights["markov.before.weight"][[*text, *tokens][-1]]
                     row = row + self.weights["markov.after.weight"] @ before

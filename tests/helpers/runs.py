@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -245,6 +245,21 @@ def run(
     return decode(
         method, target, DecodeRequest(list(prompt), limit, sampling or Sampling(), clock=clock, seed=prompt_seed)
     )
+
+
+def check_replayed(
+    method: Method, models: Pair, family: str, seed: int, rounds: Callable[[list[int], list[int]], Rounds]
+) -> int:
+    """Answers to three prompts are the target's, and steps are the ``rounds`` of (prompt, answer); tokens accepted."""
+    method.prepare(models.target)
+    accepted = 0
+    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
+        prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
+        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
+        assert list(got.token_ids) == text
+        assert rounds_of(got) == rounds(prompt, text)
+        accepted += sum(step.accepted for step in got.steps)
+    return accepted
 
 
 def rounds_of(generation: Generation) -> Rounds:

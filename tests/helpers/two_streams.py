@@ -73,8 +73,10 @@ def accelerated_beside(
     unseen: Sequence[Sequence[int]] | None = None,
     ahead: Tensor | None = None,
 ) -> Tensor:
-    """The same beside ``slow`` [layers + 1, tokens, width]; ``unseen`` are the tokens that hold nothing, by layer, and
-    ``ahead`` is added at the start."""
+    """The same for slow states ``slow`` [layers + 1, tokens, width].
+
+    ``unseen`` are the tokens that hold nothing, by layer; ``ahead`` is added at the start.
+    """
     states = [slow[first, -1] if ahead is None else slow[first, -1] + ahead]
     for layer in range(first + 1, gate + 1):
         hidden = unseen[layer - 1] if unseen else []

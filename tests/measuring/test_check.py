@@ -19,9 +19,19 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import save_modules
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
-from benchctl.measuring.check import NO_DRAFT, CheckedRun, Models, check, choose_methods, choose_models, name_run
+from benchctl.measuring.check import (
+    NO_DRAFT,
+    CheckedRun,
+    Models,
+    check,
+    choose_methods,
+    choose_models,
+    filled,
+    name_run,
+)
 from benchctl.methods.medusa import Medusa
 from benchctl.methods.two_model import TwoModel
+from benchctl.registry import parse_label
 
 
 @pytest.fixture
@@ -68,6 +78,12 @@ def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
     for name in (*trained, "pseudo", "sequential", "skip_decode", "specee"):
         assert f"benchctl train {name} " in choices.pop(name)
     assert set(choices.values()) == {""}
+
+
+def test_options_of_training_are_filled_in_but_for_those_that_the_asked_ones_exclude() -> None:
+    trained = {"kind": "streaming", "rank": "8", "nodes": "8"}
+    assert filled(parse_label("pseudo[rows=2]"), trained).text == "pseudo[kind=streaming,rank=8,nodes=8,rows=2]"
+    assert filled(parse_label("pseudo[tree=1x1x1]"), trained).text == "pseudo[kind=streaming,rank=8,tree=1x1x1]"
 
 
 def test_a_method_asked_for_by_name_without_its_draft_model_is_refused() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from naive_dflash import NaiveDflash
-from oracles import replay
+from oracles import Rounds, replay
 from refusals import refused
-from runs import CONTEXT_TOKENS, FIRST_FAST, Pair, answer, pair, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, FIRST_FAST, Pair, answer, check_replayed, pair, prompt_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor
 from untrained import facts_of, untrained
@@ -55,16 +55,10 @@ def with_modules(method: Dflash, module: DflashModule, models: Pair, folder: Pat
 
 
 def check_steps(method: Dflash, naive: NaiveDflash, models: Pair, family: str, seed: int) -> int:
-    """Answers and steps are the replay's; the tokens accepted."""
-    method.prepare(models.target)
-    accepted = 0
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
-        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == replay(prompt, text, len(text), naive.drafter(method.draft_tokens, method.confidence))
-        accepted += sum(step.accepted for step in got.steps)
-    return accepted
+    def expected(prompt: list[int], text: list[int]) -> Rounds:
+        return replay(prompt, text, len(text), naive.drafter(method.draft_tokens, method.confidence))
+
+    return check_replayed(method, models, family, seed, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -108,7 +108,9 @@ def test_a_published_drafter_takes_the_steps_of_a_plain_reimplementation(name: s
         text = answer("llama", 0, prompt_tokens)
         got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens), len(text)))
         assert list(got.token_ids) == text
-        assert rounds_of(got) == replay(prompt_of(prompt_tokens), text, len(text), naive.drafter(5, 0.0))
+        assert rounds_of(got) == replay(
+            prompt_of(prompt_tokens), text, len(text), naive.drafter(5, 0.0, block_tokens=7)
+        )
     assert len(modules_sha256(folder)) == 64
 
 
@@ -162,7 +164,13 @@ def test_options_without_effect_are_refused(options: dict[str, Any], tmp_path: P
     folder = folder_of(tmp_path, random_weights(), QWEN)
     with refused("options_of_training", *options):
         trained_options(Dflash(modules=folder, **options), "dflash", folder)
-    trained_options(Dflash(modules=folder, draft_tokens=15, confidence=0.0), "dflash", folder)
+    trained_options(Dflash(modules=folder, draft_tokens=7, confidence=0.0), "dflash", folder)
+
+
+def test_more_tokens_than_the_block_has_are_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, random_weights(), QWEN)
+    with refused("too_few_tokens", "draft_tokens=7"):
+        trained_options(Dflash(modules=folder, draft_tokens=8), "dflash", folder)
 
 
 def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(

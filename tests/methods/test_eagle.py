@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from naive_eagle import NaiveEagle
-from oracles import TreeDrafter, replay_tree
+from oracles import Rounds, TreeDrafter, replay_tree
 from refusals import refused
-from runs import CONTEXT_TOKENS, MODELS, Pair, answer, pair, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, MODELS, Pair, answer, check_replayed, pair, prompt_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor
 from untrained import facts_of, untrained
@@ -66,16 +66,10 @@ def with_modules(method: Eagle, module: EagleModule, models: Pair, folder: Path)
 
 
 def check_steps(method: Eagle, naive: NaiveEagle, models: Pair, family: str, seed: int) -> int:
-    """Answers and steps are the replay's; the tokens accepted."""
-    method.prepare(models.target)
-    accepted = 0
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
-        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == replay_tree(prompt, text, len(text), drafter_of(method, naive))
-        accepted += sum(step.accepted for step in got.steps)
-    return accepted
+    def expected(prompt: list[int], text: list[int]) -> Rounds:
+        return replay_tree(prompt, text, len(text), drafter_of(method, naive))
+
+    return check_replayed(method, models, family, seed, expected)
 
 
 @pytest.mark.parametrize("tree", TREES)

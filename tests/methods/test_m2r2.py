@@ -30,7 +30,8 @@ from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS
 from benchctl.decoding.modules.exits import CE_SHARE
 from benchctl.decoding.modules.trainable import save_modules, trained_options
 from benchctl.decoding.sampling import Sampling
-from benchctl.methods.m2r2 import M2R2, draft_beam, draft_chain
+from benchctl.methods.m2r2 import M2R2
+from benchctl.methods.m2r2.drafting import draft_beam, draft_chain
 from benchctl.methods.m2r2.gates import LATENT, Interval
 from benchctl.methods.m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, passes, slow_state
 from benchctl.methods.m2r2_dynamic import M2R2Dynamic

@@ -91,6 +91,8 @@ SAMPLED = (
     "medusa[heads=2,tree=2x2]",
     "medusa[heads=2,tree=1x1]",
     "medusa[nodes=6]",
+    "m2r2[features=last,gates=2,draft_tokens=2,confidence=0]",
+    "skip_layers[stop=adaptive,draft_tokens=2]",
     "eagle[width=2,draft_tokens=2,nodes=4,confidence=0]",
     "eagle[tree=chain,draft_tokens=2]",
     "eagle[version=1,tree=2x1]",

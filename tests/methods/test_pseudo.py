@@ -15,7 +15,7 @@ import torch
 from naive_eagle import NaiveEagle
 from oracles import Rounds, _agreement
 from refusals import refused
-from runs import CONTEXT_TOKENS, MODELS, Pair, answer, pair, prompt_of, rounds_of
+from runs import MODELS, Pair, check_replayed, pair, prompt_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor
 from untrained import facts_of, untrained
@@ -136,15 +136,10 @@ def with_modules(method: Pseudo, module: PseudoRows, models: Pair, folder: Path)
 
 
 def check_steps(method: Pseudo, naive: NaivePseudo, models: Pair, family: str, seed: int) -> int:
-    method.prepare(models.target)
-    accepted = 0
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
-        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == rounds(method, naive, prompt, text)
-        accepted += sum(step.accepted for step in got.steps)
-    return accepted
+    def expected(prompt: list[int], text: list[int]) -> Rounds:
+        return rounds(method, naive, prompt, text)
+
+    return check_replayed(method, models, family, seed, expected)
 
 
 @pytest.mark.parametrize("tree", TREES)

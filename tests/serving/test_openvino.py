@@ -10,10 +10,8 @@ from fixtures_run import make_settings, measure_file, measured, write_prompts
 from ggufs import bpe, tiny, write_gguf
 
 from benchctl.errors import UserError
-from benchctl.measuring.clock import Clock
 from benchctl.measuring.settings import AnswerSettings, ModelSettings, PromptSettings
 from benchctl.registry import build_engine, parse_label
-from benchctl.serving.engine import Deployment
 
 PROMPTS = [
     {"id": str(number), "prompt": text} for number, text in enumerate(("été été été", "x ** 2 x ** 2", "12,345"))
@@ -55,5 +53,5 @@ def test_openvino_answers_as_our_own_loop_does(tmp_path: Path, monkeypatch: pyte
 def test_a_folder_of_transformers_is_refused_before_anything_is_loaded() -> None:
     pytest.importorskip("openvino_genai", reason="openvino is not installed here")
     with pytest.raises(UserError) as error:
-        build_engine(parse_label("openvino")).start(Deployment("folder", "folder", "float32", 1, 64, Clock(), print))
+        build_engine(parse_label("openvino")).check("folder")
     assert error.value.id == "needs_gguf"

@@ -178,7 +178,7 @@ def test_the_baseline_of_a_running_server_must_not_draft() -> None:
 def test_prompts_leave_the_machine_only_when_asked_and_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Client("http://[::1]:80").is_local and Client("http://localhost").is_local
     assert not Client("https://example.org").is_local and not Client("http://10.0.0.1:8000").is_local
-    assert error_of(lambda: OpenAI("http://192.0.2.1:1").start(deployment())) == "not_this_machine"
+    assert error_of(lambda: OpenAI("http://192.0.2.1:1").check("target")) == "not_this_machine"
     monkeypatch.setattr(Client, "get", lambda self, path: None)
     notices: list[str] = []
     assert (
@@ -199,7 +199,7 @@ def test_a_key_comes_from_the_environment_and_an_address_with_one_is_refused(mon
 
 
 def test_no_server_is_no_server() -> None:
-    assert error_of(lambda: OpenAI("http://127.0.0.1:9").start(deployment())) == "engine_not_recognised"
+    assert error_of(lambda: OpenAI("http://127.0.0.1:9").check("target")) == "engine_not_recognised"
 
 
 def started(folder: Path, name: str, *misbehaves: str, options: str = "", limit_s: float = 20) -> Served:
@@ -235,8 +235,9 @@ def test_an_engine_is_started_speculates_only_where_asked_and_is_stopped(
 
 def test_a_program_that_is_missing_or_a_target_that_it_cannot_read_is_named() -> None:
     missing = build_engine(parse_label("llama_cpp[server=no-such-server]"))
-    assert error_of(lambda: missing.start(deployment())) == "engine_not_found"
-    assert error_of(lambda: missing.start(deployment(target="a-folder"))) == "needs_gguf"
+    assert error_of(lambda: missing.check("model.gguf")) == "engine_not_found"
+    there = build_engine(parse_label("llama_cpp[server=sh]"))
+    assert error_of(lambda: there.check("a-folder")) == "needs_gguf"
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words_and_is_gone(tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ from benchctl.sweeps.folder import read_commands, status, write_commands
 from benchctl.sweeps.spec import Unit, read_spec, units
 from benchctl.sweeps.work import Place, Settings, exclusive, places
 
+REPEATS = 30  # long enough to be killed in the middle
 TINY: dict[str, Any] = {
     "models": [{"model": "target", "draft-model": "draft"}],
     "families": {"drafting": ["two_model[draft_tokens=2]"], "looking": ["prompt_lookup"]},
-    "run": {"suite": "three.jsonl", "max-new-tokens": 5, "warm-up": 1, "watch": False},
+    "run": {"suite": "three.jsonl", "max-new-tokens": 5, "warm-up": 1, "repeats": REPEATS, "watch": False},
 }
 
 
@@ -127,11 +128,11 @@ def test_from_a_description_to_one_table_and_a_second_run_has_nothing_to_do(here
 def test_a_run_that_is_killed_goes_on_where_it_was(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (unit,) = units(read_spec(spec_of(here, families={"f": ["prompt_lookup"]})), here)
     write_commands(here, [unit])
-    killer = threading.Thread(target=_kill_when_it_wrote, args=(unit, b"\n", 3))
+    killer, killed = _killer(unit)
     killer.start()
     (ended,) = on.local([unit], Settings(here, here))
     killer.join()
-    assert ended.code == 0
+    assert ended.code == 0 and killed
     _check_complete(unit)
 
 
@@ -182,23 +183,30 @@ def test_an_interrupt_ends_the_runs_and_the_sweep(here: Path) -> None:
     assert found.stdout == ""
 
 
-def _kill_when_it_wrote(unit: Unit, what: bytes, count: int) -> None:
-    """Kill the run as soon as its file has so many of these bytes."""
-    for _ in range(600):
-        if unit.out.exists() and unit.out.read_bytes().count(what) >= count:
-            found = subprocess.run(["pgrep", "-f", f"session.. run .*{unit.name}"], capture_output=True, text=True)
-            for pid in found.stdout.split():
-                os.kill(int(pid), signal.SIGKILL)
-            return
-        time.sleep(0.05)
-    raise AssertionError("the run wrote nothing")
+def _killer(unit: Unit, parent: bool = False) -> tuple[threading.Thread, list[int]]:
+    """Kills the run, or the ``parent`` that started it, as soon as its file has three lines; lists what it killed."""
+    killed = list[int]()
+
+    def kill() -> None:
+        for _ in range(2400):
+            if unit.out.exists() and unit.out.read_bytes().count(b"\n") >= 3:
+                found = subprocess.run(["pgrep", "-f", f"session.. run .*{unit.name}"], capture_output=True, text=True)
+                for pid in map(int, found.stdout.split()):
+                    if parent:
+                        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+                return
+            time.sleep(0.02)
+
+    return threading.Thread(target=kill), killed
 
 
 def _check_complete(unit: Unit) -> None:
     file = read(unit.out)
     seen = Counter((row.prompt_id, row.turn, row.label, row.repeat) for row in file.rows if row.repeat >= 0)
     assert set(seen.values()) == {1}
-    assert len(seen) == 4 * 2 * 2  # turns of all prompts, labels, repeats
+    assert len(seen) == 4 * 2 * REPEATS  # turns of all prompts, labels, repeats
 
 
 @pytest.mark.slow
@@ -206,27 +214,14 @@ def test_ray_starts_a_task_again_whose_worker_died(here: Path) -> None:
     ray = pytest.importorskip("ray")
     planned = units(read_spec(spec_of(here)), here)
     write_commands(here, planned)
-    ended, codes = on.ray(planned, Settings(here, here, attempts=3, per_host=2)), list[int]()
-    killer = threading.Thread(target=_kill_worker_of, args=(planned[0],))
+    ended = on.ray(planned, Settings(here, here, attempts=3, per_host=2))
+    killer, killed = _killer(planned[0], parent=True)
     killer.start()
     codes = [each.code for each in ended]
     killer.join()
-    assert codes == [0, 0] and not ray.is_initialized()
+    assert killed and codes == [0, 0] and not ray.is_initialized()
     for unit in planned:
         _check_complete(unit)
-
-
-def _kill_worker_of(unit: Unit) -> None:
-    """Kill the process whose child measures, which ends the child too."""
-    for _ in range(1200):
-        if unit.out.exists() and unit.out.read_bytes().count(b"\n") >= 3:
-            found = subprocess.run(["pgrep", "-f", f"session.. run .*{unit.name}"], capture_output=True, text=True)
-            for pid in found.stdout.split():
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                os.kill(parent, signal.SIGKILL)
-            return
-        time.sleep(0.05)
-    raise AssertionError("the run wrote nothing")
 
 
 @pytest.mark.slow

@@ -208,8 +208,8 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
         steps_id=hash((row.token_ids, row.committed, row.drafted, row.accepted, row.rows, row.passes, row.layers)),
     )
     if row.arrived_s:  # whether an engine's chunks are steps may differ from one answer to the next; its sums may not
-        told = row.totals or Totals(steps=len(row.step_s), drafted=sum(row.drafted), accepted=sum(row.accepted))
-        line = line._replace(steps_id=hash((row.token_ids, told.steps, told.drafted, told.accepted)))
+        sums = row.totals or Totals(steps=len(row.step_s), drafted=sum(row.drafted), accepted=sum(row.accepted))
+        line = line._replace(steps_id=hash((row.token_ids, sums.steps, sums.drafted, sums.accepted)))
     if (totals := row.totals) is None:
         return line
     if row.arrived_s:
