@@ -78,7 +78,8 @@ class Served(Engine):
 class Started(Served):
     """A server that benchctl starts on a free port of the loopback, and ends.
 
-    ``takes_threads`` says whether its command sets the number of CPU threads; otherwise that is unknown.
+    The dataclass has an option ``server``: the program. ``takes_threads`` says whether the command sets the number of
+    CPU threads; otherwise that is unknown.
     """
 
     takes_threads: bool = False
