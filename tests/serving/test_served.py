@@ -276,6 +276,7 @@ def test_the_engine_of_the_page_is_a_whole_engine(tmp_path: Path) -> None:
     names: dict[str, Any] = {}
     exec(compile(code, "engines.md", "exec"), names)
     engine = names["Fork"](drafts=True)
+    assert error_of(lambda: engine.check("model.gguf")) == "engine_not_found"
     command = engine.command(deployment(), 80)
     assert command == ["fork-serve", "model.gguf", "--port", "80", "--draft"]
     engine.command = lambda deployment, port: [str(program(tmp_path, "vllm")), "--port", str(port)]
