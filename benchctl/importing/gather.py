@@ -15,7 +15,7 @@ from benchctl.importing import Format
 from benchctl.importing.benchmarks import read_requests
 from benchctl.importing.published_answers import FAILED, Answer, answers_of, format_of
 from benchctl.importing.published_judgements import Reply, replies_of, scores_of
-from benchctl.importing.published_lines import AnswerLine, Line, read_lines
+from benchctl.importing.published_lines import AnswerLine, Line, not_as_published, read_lines
 from benchctl.importing.requests import Requests
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
 from benchctl.records.scores import Score
@@ -24,6 +24,7 @@ MT_BENCH = frozenset(map(str, range(81, 161)))  # its question ids
 _FAILED_TURNS = f"turns are marked {FAILED}: their numbers are those of an earlier turn and are left out."
 _FAILED_REQUESTS = "requests failed."
 _ODD_STEPS = "turns have steps that fit no reading of their accept lengths: their steps are left out."
+_DAY_S = 86_400.0  # the longest time to a first token in records
 _CLAIM = "an imported file claims nothing that could be held against its answers"
 
 
@@ -181,6 +182,10 @@ def _take_requests(contents: _Contents, number: int, source: Source, requests: R
     contents.left_out[_FAILED_REQUESTS] += sum(bool(answer.error) for answer in requests.answers)
     choices: Counter[tuple[str, int]] = Counter()
     for answer in requests.answers:
+        times_s = [time_s for time_s in (0.0, answer.ttft_s, answer.wall_s, _DAY_S) if time_s is not None]
+        if times_s != sorted(times_s) or answer.ttft_s == 0:
+            problem = f"prompt {answer.prompt_id}: its first token came after {answer.ttft_s} s, the last after "
+            raise not_as_published(source.path, 1, f"{problem}{answer.wall_s} s")
         key = (answer.prompt_id, answer.turn)
         given = _Given(number, requests.name or label, replace(answer, choice=choices[key]))
         contents.answers.setdefault(label, []).append(given)
@@ -327,24 +332,24 @@ def _check_copies(contents: _Contents, sources: Sequence[Source]) -> None:
 def _check_served(contents: _Contents) -> None:
     """Refuse serving benchmarks of other loads, of which one had no request that waited for another, and of other
     prompts under the same id. Raises UserError."""
-    loads = {label: max(each.at_once or 0 for each in files) for label, files in contents.served.items()}
-    alone = [label for label, most in loads.items() if most == 1]
+    loads = [(label, requests.at_once) for label, files in contents.served.items() for requests in files]
+    alone = [label for label, most in loads if most == 1]
     if alone and len(alone) < len(loads):
-        other = next(label for label in loads if label not in alone)
+        other, most = next(load for load in loads if load[1] != 1)
         raise UserError(
             "other_load",
-            f"{other} had {loads[other] or 'an unknown number of'} requests at once, and {alone[0]} one: their times "
-            "are not comparable. Measure all with one request at a time.",
+            f"a file of {other} had {most or 'an unknown number of'} requests at once, and one of {alone[0]} one: "
+            "their times are not comparable. Measure all with one request at a time.",
         )
     tokens: dict[tuple[str, int], int] = {}
     remedy = "Measure all with the same data set and the same seed."
     for label in contents.served:
-        asked = {(given.answer.prompt_id, given.answer.turn): given.answer for given in contents.answers.get(label, ())}
-        if tokens and not asked.keys() & tokens.keys():
+        answers = [given.answer for given in contents.answers.get(label, ())]
+        if tokens and not any((answer.prompt_id, answer.turn) in tokens for answer in answers):
             raise UserError("other_prompts", f"{label}: none of its prompts is in an earlier file. {remedy}")
-        for key, answer in asked.items():
-            first = tokens.setdefault(key, answer.prompt_tokens)
-            if first and answer.prompt_tokens and first != answer.prompt_tokens:
+        for answer in filter(lambda answer: answer.prompt_tokens, answers):
+            first = tokens.setdefault((answer.prompt_id, answer.turn), answer.prompt_tokens)
+            if first != answer.prompt_tokens:
                 raise UserError(
                     "other_prompts",
                     f"{label}: prompt {answer.prompt_id} has {answer.prompt_tokens} tokens, and {first} in an earlier "

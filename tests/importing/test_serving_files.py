@@ -217,6 +217,8 @@ def _vllm_without(*names: str) -> Fields:
 
 MEANS = _vllm_without("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors")
 AGGREGATE = {"schema_version": "1.4", "aiperf_version": "0.13.0", "request_latency": {"unit": "ms", "avg": 5.0}}
+BACKWARDS = guidellm()["benchmarks"][0]["requests"]["successful"][0]
+BACKWARDS["info"]["timings"]["first_token_iteration"] += 10.0
 NO_PROMPTS = [guidellm()["benchmarks"][0]["requests"]["successful"][0] | {"request_args": None}]
 
 
@@ -231,6 +233,8 @@ NO_PROMPTS = [guidellm()["benchmarks"][0]["requests"]["successful"][0] | {"reque
         (lambda path: written(path, guidellm() | {"benchmarks": guidellm()["benchmarks"] * 2}), "several_loads"),
         (lambda path: written(path, vllm(ttfts=[0.1])), "not_as_published"),
         (lambda path: written(path, vllm(ttfts=[-0.1, 0.2])), "not_as_published"),
+        (lambda path: written(path, vllm(ttfts=[1e6, 0.2])), "not_as_published"),
+        (lambda path: written(path, guidellm(successful=[BACKWARDS])), "not_as_published"),
         (
             lambda path: written(path, aiperf() | {"metrics": {"request_latency": {"value": 1, "unit": "s"}}}),
             "not_as_published",
@@ -252,14 +256,17 @@ def test_a_later_line_that_is_no_object_is_named(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
-    plain, many = written(tmp_path / "a.json", vllm()), written(tmp_path / "b.json", vllm(max_concurrency=4))
+    plain, many = written(tmp_path / "a.json", vllm()), written(tmp_path / "b.json", vllm(0.7, max_concurrency=4))
     others = written(tmp_path / "c.json", vllm(0.5, input_lens=[5, 8]))
     with refused("needs_a_label", "b.json", "org/model"):
         gathered(plain, many)
     with refused("other_load", "a", "b"):
         gathered(Source(plain, "a"), Source(many, "b"))
-    with refused("other_prompts", "9", "8"):
-        gathered(Source(plain, "a"), Source(others, "c"))
+    with refused("other_load", "a"):
+        gathered(Source(plain, "a"), Source(many, "a"))
+    for label in ("a", "c"):
+        with refused("other_prompts", "9", "8"):
+            gathered(Source(plain, "a"), Source(others, label))
     with refused("other_prompts", "d"):
         gathered(Source(plain, "a"), Source(written(tmp_path / "d.jsonl", aiperf()), "d"))
 
