@@ -1,4 +1,4 @@
-"""`benchctl import`: answer files that other programs published, as a results file."""
+"""`benchctl import`: files of other programs as a results file."""
 
 from __future__ import annotations
 
@@ -42,17 +42,19 @@ if TYPE_CHECKING:
 def import_(
     files: tuple[str, ...], format: Format | Literal["auto"], out: Path, baseline: str, target: str, suite: str
 ) -> None:
-    """Import answers published by other projects.
+    """Import answers published by other projects, and requests of serving benchmarks.
 
-    These are Spec-Bench, EAGLE, Medusa, REST and FastChat, whose judgements are read too. The files have no token ids,
-    machine or verdicts, so these stay unknown. Each file is a session; files with the same LABEL are sessions of one
-    method. The default LABEL is the file's model_id. Judgements become a file of scores next to --out, which `compare`
-    reads.
+    Answers are those of Spec-Bench, EAGLE, Medusa, REST and FastChat, whose judgements are read too. Serving benchmarks
+    are `vllm bench serve` with --save-detailed, aiperf (profile_export.jsonl) and guidellm (benchmarks.json). The files
+    have no token ids, machine or verdicts, so these stay unknown. Each file is a session; files with the same LABEL are
+    sessions of one method. The default LABEL is the file's model_id. Judgements become a file of scores next to --out,
+    which `compare` reads.
 
     \b
     Examples:
       benchctl import vanilla.jsonl eagle.jsonl --format eagle --out results/eagle.jsonl
       benchctl import medusa=run-1.jsonl medusa=run-2.jsonl gpt-4_single.jsonl --out results/medusa.jsonl
+      benchctl import plain=plain.json ngram=ngram.json --out results/vllm.jsonl
       benchctl compare results/eagle.jsonl
     """
     from benchctl.importing.gather import Source, Terms, gather

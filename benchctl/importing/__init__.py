@@ -1,6 +1,6 @@
-"""Published answers and judgements of other programs as records of benchctl."""
+"""Published answers and judgements of other programs, and requests of serving benchmarks, as records of benchctl."""
 
 from typing import Literal, get_args
 
-Format = Literal["spec-bench", "eagle", "medusa", "rest", "fastchat"]
+Format = Literal["spec-bench", "eagle", "medusa", "rest", "fastchat", "vllm-bench", "aiperf", "guidellm"]
 FORMATS: tuple[Format, ...] = get_args(Format)

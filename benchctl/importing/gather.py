@@ -12,13 +12,19 @@ from typing import NamedTuple
 
 from benchctl.errors import InvalidData, UserError
 from benchctl.importing import Format
+from benchctl.importing.benchmarks import read_requests
 from benchctl.importing.published_answers import FAILED, Answer, answers_of, format_of
 from benchctl.importing.published_judgements import Reply, replies_of, scores_of
-from benchctl.importing.published_lines import AnswerLine, Line, read_lines
+from benchctl.importing.published_lines import AnswerLine, Line, not_as_published, read_lines
+from benchctl.importing.requests import Requests
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
 from benchctl.records.scores import Score
 
 MT_BENCH = frozenset(map(str, range(81, 161)))  # its question ids
+_FAILED_TURNS = f"turns are marked {FAILED}: their numbers are those of an earlier turn and are left out."
+_FAILED_REQUESTS = "requests failed."
+_ODD_STEPS = "turns have steps that fit no reading of their accept lengths: their steps are left out."
+_DAY_S = 86_400.0  # the longest time to a first token in records
 _CLAIM = "an imported file claims nothing that could be held against its answers"
 
 
@@ -68,6 +74,8 @@ class _Contents:
     replies: list[Reply] = field(default_factory=list)
     formats: dict[Format, None] = field(default_factory=dict)
     answered: set[tuple[int, str, str]] = field(default_factory=set)  # file, label and prompt
+    served: dict[str, list[Requests]] = field(default_factory=dict)  # files of serving benchmarks by label
+    left_out: Counter[str] = field(default_factory=Counter)
     latest_s: float = 0.0
 
     @property
@@ -78,6 +86,15 @@ class _Contents:
             for model in filter(None, (reply.model, reply.other)):
                 judged.setdefault(model, {}).setdefault((reply.prompt_id, reply.turn))
         return judged
+
+    @property
+    def order(self) -> str:
+        most = [requests.at_once for files in self.served.values() for requests in files]
+        if None in most:
+            return "an unknown number at once"
+        return (
+            f"up to {at_once} at once" if (at_once := max(filter(None, most), default=1)) > 1 else "one after another"
+        )
 
     def given(self) -> Iterator[_Given]:
         return chain.from_iterable(self.answers.values())
@@ -90,13 +107,17 @@ class _Contents:
 def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple[str, ...] = ()) -> Imported:
     """The answers of all files, and the scores of judgements among them.
 
-    Raises UserError for files that cannot be read, are copies of each other or were sampled at other temperatures, and
-    for a baseline that is not among them; InvalidData, with file and line, for lines that are not of the format, or
-    that answer a question twice, and for files that hold no answers.
+    Raises UserError for files that cannot be read, are copies of each other, were sampled at other temperatures or
+    measured with other loads or prompts, for files without a label that need one, and for a baseline that is not among
+    them; InvalidData, with file and line, for lines that are not of the format, or that answer a question twice, and
+    for files that hold no answers.
     """
     _check_paths(sources)
     contents = _Contents()
     for number, source in enumerate(sources):
+        if (requests := read_requests(source.path, terms.format)) is not None:
+            _take_requests(contents, number, source, requests)
+            continue
         for line in read_lines(source.path):
             _take(contents, number, source, line, terms.format)
     labels = list(contents.answers) or list(contents.judged)
@@ -106,6 +127,7 @@ def gather(sources: Sequence[Source], terms: Terms, *, name: str, command: tuple
             f"{', '.join(str(source.path) for source in sources)}: no answers in it. Give a file of answers.",
         )
     _check_copies(contents, sources)
+    _check_served(contents)
     baseline = terms.baseline or labels[0]
     if baseline not in labels:
         raise UserError("unknown_baseline", f"no answers of {baseline}. There are answers of: {' '.join(labels)}.")
@@ -136,8 +158,38 @@ def _take(contents: _Contents, number: int, source: Source, line: Line, format: 
     if (number, label, question) in contents.answered:
         line.refuse(f"a second answer of {label} to question {question}")
     contents.answered.add((number, label, question))
-    answers = (_Given(number, model, answer) for answer in answers_of(line, content, used))
-    contents.answers.setdefault(label, []).extend(answers)
+    for answer in answers_of(line, content, used):
+        contents.answers.setdefault(label, []).append(_Given(number, model, answer))
+        if answer.error:
+            contents.left_out[_FAILED_TURNS] += 1
+        elif answer.steps is None and answer.new_tokens is not None:
+            contents.left_out[_ODD_STEPS] += 1
+
+
+def _take_requests(contents: _Contents, number: int, source: Source, requests: Requests) -> None:
+    """Requests with the same prompt are its repeats, in the order of the file."""
+    label = source.label or requests.name
+    if not label or (not source.label and label in contents.answers):
+        raise UserError(
+            "needs_a_label",
+            f"{source.path}: {f'another file is labelled {label} too' if label else 'does not name its model'}. Write "
+            f"LABEL={source.path}: files with the same LABEL are sessions of one method.",
+        )
+    contents.formats.setdefault(requests.format)
+    contents.latest_s = max(contents.latest_s, requests.written_s)
+    contents.served.setdefault(label, []).append(requests)
+    contents.left_out += requests.left_out
+    contents.left_out[_FAILED_REQUESTS] += sum(bool(answer.error) for answer in requests.answers)
+    choices: Counter[tuple[str, int]] = Counter()
+    for answer in requests.answers:
+        times_s = [time_s for time_s in (0.0, answer.ttft_s, answer.wall_s, _DAY_S) if time_s is not None]
+        if times_s != sorted(times_s) or answer.ttft_s == 0:
+            problem = f"prompt {answer.prompt_id}: its first token came after {answer.ttft_s} s, the last after "
+            raise not_as_published(source.path, 1, f"{problem}{answer.wall_s} s")
+        key = (answer.prompt_id, answer.turn)
+        given = _Given(number, requests.name or label, replace(answer, choice=choices[key]))
+        contents.answers.setdefault(label, []).append(given)
+        choices[key] += 1
 
 
 def _rows(contents: _Contents, run: Run) -> Iterator[tuple[str, Row]]:
@@ -152,7 +204,15 @@ def _rows(contents: _Contents, run: Run) -> Iterator[tuple[str, Row]]:
 
 
 def _row(run: Run, label: str, session: int, order: int, answer: Answer) -> Row:
-    row = Row(
+    failed = bool(answer.error)
+    totals = Totals(
+        new_tokens=answer.new_tokens,
+        steps=answer.steps,
+        wall_s=answer.wall_s,
+        drafted=answer.drafted,
+        accepted=answer.accepted,
+    )
+    return Row(
         suite=run.suites[0].name,
         prompt_id=answer.prompt_id,
         turn=answer.turn,
@@ -160,13 +220,12 @@ def _row(run: Run, label: str, session: int, order: int, answer: Answer) -> Row:
         repeat=answer.choice,
         session=session,
         order=order,
-        prompt_tokens=0,
-        error="the program that wrote this file failed on this turn",
+        prompt_tokens=answer.prompt_tokens,
+        text="" if failed else answer.text,
+        ttft_s=None if failed else answer.ttft_s,
+        totals=None if failed else totals,
+        error=answer.error or None,
     )
-    if answer.failed:
-        return row
-    totals = Totals(new_tokens=answer.new_tokens, steps=answer.steps, wall_s=answer.wall_s)
-    return replace(row, error=None, text=answer.text, totals=totals)
 
 
 def _run(
@@ -205,7 +264,7 @@ def _run(
         max_new_tokens=0,
         repeats=1 + max((given.answer.choice for given in contents.given()), default=0),
         imported="+".join(contents.formats),
-        order="one after another",
+        order=contents.order,
         machine={},
         versions={"judge": "+".join(sorted(judges))} if judges else {},
         commit="",
@@ -270,14 +329,46 @@ def _check_copies(contents: _Contents, sources: Sequence[Source]) -> None:
                 )
 
 
+def _check_served(contents: _Contents) -> None:
+    """Refuse serving benchmarks of other loads, of which one had no request that waited for another, and of other
+    prompts under the same id. Raises UserError."""
+    loads = [(label, requests.at_once) for label, files in contents.served.items() for requests in files]
+    alone = [label for label, most in loads if most == 1]
+    if alone and len(alone) < len(loads):
+        other, most = next(load for load in loads if load[1] != 1)
+        raise UserError(
+            "other_load",
+            f"a file of {other} had {most or 'an unknown number of'} requests at once, and one of {alone[0]} one: "
+            "their times are not comparable. Measure all with one request at a time.",
+        )
+    tokens: dict[tuple[str, int], int] = {}
+    remedy = "Measure all with the same data set and the same seed."
+    for label in contents.served:
+        answers = [given.answer for given in contents.answers.get(label, ())]
+        if tokens and not any((answer.prompt_id, answer.turn) in tokens for answer in answers):
+            raise UserError("other_prompts", f"{label}: none of its prompts is in an earlier file. {remedy}")
+        for answer in filter(lambda answer: answer.prompt_tokens, answers):
+            first = tokens.setdefault((answer.prompt_id, answer.turn), answer.prompt_tokens)
+            if first != answer.prompt_tokens:
+                raise UserError(
+                    "other_prompts",
+                    f"{label}: prompt {answer.prompt_id} has {answer.prompt_tokens} tokens, and {first} in an earlier "
+                    f"file. {remedy}",
+                )
+
+
 def _notices(contents: _Contents, lost: Counter[str]) -> Iterator[str]:
-    answers = [given.answer for given in contents.given()]
-    failed = sum(answer.failed for answer in answers)
-    if failed:
-        yield f"{failed} turns are marked {FAILED}: their numbers are those of an earlier turn and are left out."
-    unknown = sum(answer.steps is None and answer.new_tokens is not None for answer in answers)
-    if unknown:
-        yield f"{unknown} turns have steps that fit no reading of their accept lengths: their steps are left out."
+    yield from (f"{count} {why}" for why, count in contents.left_out.items() if count)
+    if contents.served:
+        files = [requests for each in contents.served.values() for requests in each]
+        formats = ", ".join(dict.fromkeys(requests.format for requests in files))
+        yield (
+            f"files of {formats} hold no token ids, so answers are not compared; steps and drafted tokens are known "
+            "only where the server reported them for the request."
+        )
+        if any(requests.at_once != 1 for requests in files):
+            most = [str(requests.at_once or "?") for requests in files]
+            yield f"{', '.join(most)} requests ran at once (by file): their times include waiting for each other."
     for why, judgements in sorted(lost.items()):
         yield f"{judgements} judgements are {why} and are left out."
     unreadable = sum(reply.points is None for reply in contents.replies)

@@ -24,7 +24,10 @@ FAILED: Final = "ERROR"  # what all of them write for a turn that raised an erro
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to one turn; None where its file lacks it. `choice` numbers the answers to one question."""
+    """An answer to one turn; None where its file lacks it. `choice` numbers the answers to one question.
+
+    Where `ttft_s` is known, `steps` come after the first token; otherwise the first step includes it.
+    """
 
     prompt_id: str
     turn: int
@@ -33,10 +36,11 @@ class Answer:
     new_tokens: int | None = None
     steps: int | None = None
     wall_s: float | None = None
-
-    @property
-    def failed(self) -> bool:
-        return self.text == FAILED
+    prompt_tokens: int = 0
+    ttft_s: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    error: str = ""
 
 
 def answers_of(line: Line, content: AnswerLine, format: Format) -> Iterator[Answer]:
@@ -50,7 +54,8 @@ def answers_of(line: Line, content: AnswerLine, format: Format) -> Iterator[Answ
             tokens, count = new_tokens[turn], steps[turn]
             if text != FAILED and tokens is not None and count is not None and count > tokens:
                 line.refuse(f"turn {turn} has {count} steps for {tokens} new_tokens, but every step yields one")
-            yield Answer(str(content.question_id), turn, number, text, tokens, count, wall_s[turn])
+            error = "the program that wrote this file failed on this turn" if text == FAILED else ""
+            yield Answer(str(content.question_id), turn, number, text, tokens, count, wall_s[turn], error=error)
 
 
 def format_of(line: Line, content: AnswerLine) -> Format:

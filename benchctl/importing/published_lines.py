@@ -79,17 +79,21 @@ class Line:
     content: AnswerLine | OneJudged | TwoJudged
 
     def refuse(self, problem: str) -> NoReturn:
-        raise _not_as_published(self.path, self.number, problem)
+        raise not_as_published(self.path, self.number, problem)
 
 
 def read_lines(path: Path) -> Iterator[Line]:
     """The lines of a file. Raises UserError for a file that cannot be read, InvalidData for a line that holds no
     object, or not what answers and judgements hold."""
+    for number, text in enumerate(read_file(path).splitlines(), 1):
+        if text.strip():
+            yield _line(path, number, text)
+
+
+def read_file(path: Path) -> bytes:
+    """Raises UserError for a file that cannot be read."""
     try:
-        with path.open("rb") as file:
-            for number, text in enumerate(file, 1):
-                if text.strip():
-                    yield _line(path, number, text)
+        return path.read_bytes()
     except OSError as error:
         raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
 
@@ -107,8 +111,9 @@ def _line(path: Path, number: int, text: bytes) -> Line:
     try:
         return Line(path, number, msgspec.json.decode(text, type=expected))
     except msgspec.ValidationError as error:
-        raise _not_as_published(path, number, str(error)) from error
+        raise not_as_published(path, number, str(error)) from error
 
 
-def _not_as_published(path: Path, number: int, problem: str) -> InvalidData:
+def not_as_published(path: Path, number: int, problem: str) -> InvalidData:
+    """The error of line `number`."""
     return InvalidData("not_as_published", f"{path}:{number}: {problem}. Give the file as it was published.")

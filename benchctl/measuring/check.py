@@ -244,7 +244,8 @@ class Choice:
     @property
     def options(self) -> Mapping[str, Scalar]:
         """Every option as it was asked for, without the path of embedded modules."""
-        options = {option.name: getattr(self.method, option.name) for option in options_of(type(self.method))}
+        method = self.method.recorded() if isinstance(self.method, Engine) else self.method
+        options = {option.name: getattr(method, option.name) for option in options_of(type(method))}
         return options | ({"modules": ""} if self.embedded else {})
 
 
@@ -309,8 +310,11 @@ def choose_engines(texts: Sequence[str], engines: Sequence[str]) -> tuple[Choice
         asked = registry.parse_label(text)
         engine = registry.build_engine(asked)
         for built, into in ((engine.plain(), baselines), (engine, choices)):
-            label = registry.canonical_label(built, asked)
-            into[label] = Choice(label, built)
+            label = registry.canonical_label(built.recorded(), asked)
+            if into.setdefault(label, Choice(label, built)).method != built:
+                raise UserError(
+                    "several_baselines", f"{label} stands for programs of two folders: measure each in its own run."
+                )
     if len(baselines) > 1:
         raise UserError(
             "several_baselines",

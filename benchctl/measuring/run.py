@@ -35,7 +35,7 @@ from benchctl.measuring.clock import Clock, Timer, utc_now
 from benchctl.measuring.machine.host import commit, machine_facts, usable_cores, versions
 from benchctl.measuring.machine.meter import bandwidth_mb_s, free_memory, make_meter
 from benchctl.measuring.measure import DecodingConfig, Measurer, Timings
-from benchctl.measuring.memory import Need, describe, explained, memory_needs
+from benchctl.measuring.memory import Need, describe, explained, memory_needs, prompt_tokens
 from benchctl.measuring.plan import ORDER, Plan
 from benchctl.measuring.prompts.fit import fit_suite
 from benchctl.measuring.prompts.suites import Suite
@@ -50,6 +50,8 @@ from benchctl.serving.engine import Deployment, Engine
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
 _NO_ROOM = "there is not enough memory for it"
+_DRAFT_ROOM = 128  # tokens that an engine may draft beyond the end of an answer
+_CONTEXT_UNIT = 256  # an engine's context is a multiple, as some engines round it
 ATTENTION = "bmm+sdpa"  # see decoding/model/kernels.py
 
 
@@ -116,7 +118,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
     prepared = partial(
         _prepared, target=target, models=models, draft_model=checked.models.draft, guard=guard, clock=clock
     )
-    deploy = partial(_deployed, deployment=_deployment(checked, target, clock, notify))
+    deploy = partial(_deployed, deploy=cache(lambda: _deployment(checked, target, clock, notify)))
     choices = tuple(
         deploy(choice) if isinstance(choice.method, Engine) else _fitting(choice, prepared, needs, notify)
         for choice in checked.choices
@@ -215,11 +217,14 @@ def _deployment(
     checked: CheckedRun, target: Target, clock: Callable[[], float], notify: Callable[[str], None]
 ) -> Deployment:
     name, threads = checked.models.target, checked.settings.models.threads
-    return Deployment(name, str(bundled.resolve(name)), checked.dtype, threads, target.context_tokens, clock, notify)
+    needed = max(prompt_tokens(checked)) + checked.settings.answers.max_new_tokens + _DRAFT_ROOM
+    context_tokens = min(-(-needed // _CONTEXT_UNIT) * _CONTEXT_UNIT, target.context_tokens)
+    return Deployment(name, str(bundled.resolve(name)), checked.dtype, threads, context_tokens, clock, notify)
 
 
-def _deployed(choice: Choice, deployment: Deployment) -> Choice:
+def _deployed(choice: Choice, deploy: Callable[[], Deployment]) -> Choice:
     """The choice with its engine running, and the time that took."""
+    deployment = deploy()
     deployment.notify(f"{choice.label}: starting.")
     started_s = deployment.clock()
     return replace(choice.deploy(deployment), prepare_s=deployment.clock() - started_s)

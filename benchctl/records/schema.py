@@ -184,8 +184,9 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Sums of a generation without lists: of an imported file, where the first step includes the first token, or of an
-    engine that does not show its steps, where `steps` come after it. None is what is not known."""
+    """Sums of a generation without lists: of an imported file, or of an engine that does not show its steps. Where the
+    row has `ttft_s`, `steps` come after the first token; otherwise the first step includes it. None is what is not
+    known."""
 
     new_tokens: Count | None = None
     steps: Count | None = None
@@ -258,7 +259,10 @@ class Row:
     @property
     def decode_s(self) -> float:
         """Seconds from the first token to the last."""
-        return self.arrived_s[-1] - self.arrived_s[0] if self.arrived_s else sum(self.step_s)
+        if self.arrived_s:
+            return self.arrived_s[-1] - self.arrived_s[0]
+        whole_s = self.totals.wall_s if self.totals is not None else None
+        return sum(self.step_s) if whole_s is None or self.ttft_s is None else whole_s - self.ttft_s
 
     def __post_init__(self) -> None:
         if problem := _failure_problem(self) if self.error is not None else _problem(self):
@@ -291,7 +295,11 @@ def _ledger_problem(row: Row) -> str:
         lists = (row.token_ids, row.step_s, row.committed, row.drafted, row.accepted, row.rows, row.layers, row.phases)
         if (row.totals.steps or 0) > (row.totals.new_tokens if row.totals.new_tokens is not None else float("inf")):
             return f"{row.totals.steps} steps for {row.totals.new_tokens} new_tokens, but every step yields one"
-        return "totals stand where there are no lists" if any(lists) else ""
+        if any(lists):
+            return "totals stand where there are no lists"
+        if row.ttft_s is not None and row.totals.wall_s is not None and row.totals.wall_s < row.ttft_s:
+            return f"the first token came after {row.ttft_s} s, and the last one after {row.totals.wall_s} s"
+        return ""
     if row.ttft_s is None or row.stop_reason is None:
         return "a generation without an error needs ttft_s and stop_reason"
     wrong = f"{len(row.token_ids)} token_ids, but {len(row.layers)} entries in layers"

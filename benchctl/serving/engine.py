@@ -19,6 +19,7 @@ class Deployment:
     target  the target's weights as the user named them: a GGUF file, a folder or a hub id
     folder  the folder or hub id of the same weights for transformers
     dtype   number format to compute in
+    context_tokens  that the longest answer of the run needs, its prompt and drafted tokens included
     clock   seconds
     notify  is given what the user should know
     """
@@ -101,6 +102,10 @@ class Engine(ABC):
     @abstractmethod
     def plain(self) -> Engine:
         """The same options without speculation: the baseline. An engine without speculation gives an equal one."""
+
+    def recorded(self) -> Engine:
+        """The same options as labels in records have them: without the folder of a program on this machine."""
+        return self
 
     def reset(self) -> None:  # noqa: B027 optional
         """Before each answer, off the clock: forget earlier prompts, where no option turns the cache off."""

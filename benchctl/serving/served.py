@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import threading
 from abc import abstractmethod
+from copy import copy
+from pathlib import Path
 
 from benchctl.errors import UserError
 from benchctl.records.schema import EngineInfo
@@ -87,6 +89,11 @@ class Started(Served):
 
     def check(self, target: str) -> None:
         check_program(self.server)
+
+    def recorded(self) -> Started:
+        other = copy(self)
+        other.server = Path(self.server).name
+        return other
 
     @abstractmethod
     def command(self, deployment: Deployment, port: int) -> list[str]:

@@ -24,7 +24,7 @@ from benchctl.decoding.model.target import Target
 from benchctl.engines.llama_cpp import LlamaCpp
 from benchctl.errors import UserError
 from benchctl.measuring.check import check
-from benchctl.measuring.run import run
+from benchctl.measuring.run import _deployment, run
 from benchctl.measuring.settings import AnswerSettings, RepeatSettings, RunSettings
 from benchctl.records.writer import RunFile
 from benchctl.registry import build
@@ -127,11 +127,13 @@ def test_a_file_holds_the_facts_of_engines_and_is_resumed(run_folder: Path, tmp_
     settings = settings_of(run_folder, tmp_path / "out.jsonl", label)
     whole = measure_file(settings)
     infos = [method.engine for method in whole.run.methods]
-    assert whole.run.baseline == f"llama_cpp[gguf=model.gguf,server={server}]"
+    assert whole.run.baseline == f"llama_cpp[gguf=model.gguf,server={server.name}]"
+    assert [str(tmp_path) in f"{each.label} {each.options}" for each in whole.run.methods] == [False, False]
     assert [method.exactness for method in whole.run.methods] == ["exact_greedy"] * 2
     for info in infos:
         assert info is not None and (info.name, info.version, info.run) == ("llama.cpp", VERSION, "started")
         assert info.steps_from == "counts" and str(tmp_path) not in " ".join(info.command)
+        assert info.command[info.command.index("-c") + 1] == str(whole.run.target.context_tokens) == "128"
     lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "out.jsonl").write_bytes(b"".join(lines[:-3]))
     again = measure_file(replace(settings, resume=True))
@@ -142,6 +144,17 @@ def test_a_file_holds_the_facts_of_engines_and_is_resumed(run_folder: Path, tmp_
     assert max(agreed) < 0.5, "the fake has no model, and the target sees it"
     assert whole.run.executor == f"llama.cpp {VERSION}"
     assert {row.verdict for row in measured(whole) if row.label != whole.run.baseline} == {"identical"}
+
+
+def test_an_engine_is_started_with_the_context_that_the_run_needs(run_folder: Path, tmp_path: Path) -> None:
+    """Not with the target's own: a server reserves memory for all of it. The longest prompt has 50 tokens here, with
+    24 for an earlier answer."""
+    settings = settings_of(run_folder, tmp_path / "out.jsonl", "llama_cpp[gguf=model.gguf,ngram=3,server=sh]")
+    checked = check(settings, lambda notice: None)
+    target = Target.load(run_folder / "target", dtype="float32", device="cpu")
+    for own_context_tokens, started_with in ((100_000, 256), (200, 200)):  # 50 + 24 + 128, rounded up
+        target.context_tokens = own_context_tokens
+        assert _deployment(checked, target, lambda: 0.0, print).context_tokens == started_with
 
 
 def test_an_engine_that_dies_fails_its_rows_and_leaves_nothing_running(run_folder: Path, tmp_path: Path) -> None:
@@ -170,6 +183,7 @@ def test_an_engine_that_does_not_start_ends_the_run_and_those_that_did(run_folde
         (("all", "vllm"), {}, "methods_and_engines"),
         (("vllm", "sglang"), {}, "several_baselines"),
         (("llama_cpp[limit_s=1]", "llama_cpp"), {}, "several_baselines"),
+        (("llama_cpp[server=/a/x,ngram=1]", "llama_cpp[server=/b/x,ngram=1]"), {}, "several_baselines"),
         (("llama_cpp[ngram=1,draft=a.gguf]",), {}, "bad_option_value"),
         (("openai[base_url=x]",), {}, "bad_base_url"),
         (("vllm[tokens=1]",), {}, "unknown_option"),

@@ -1,0 +1,131 @@
+"""Engines that are installed here, on a tiny GGUF file: the target's own tokens, and steps as the engines report them.
+
+Left out unless asked for with -m engines. They need `pip install 'benchctl[gguf,openvino]'`, and llama-server on PATH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from typing import Literal
+
+import pytest
+from fixtures_run import make_settings, measure_file, measured, write_prompts
+from ggufs import bpe, tiny, write_gguf
+
+from benchctl.errors import UserError
+from benchctl.measuring.settings import AnswerSettings, ModelSettings, PromptSettings
+from benchctl.records.schema import Row
+from benchctl.records.writer import RunFile
+from benchctl.registry import build_engine, parse_label
+
+pytestmark = pytest.mark.engines
+openvino = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="openvino-genai is not installed here")
+llama_server = pytest.mark.skipif(which("llama-server") is None, reason="no llama-server on PATH")
+
+NEW_TOKENS, NGRAM, DRAFT_TOKENS = 40, 2, 5
+PROMPTS = [
+    {"id": str(number), "prompt": text} for number, text in enumerate(("été été été", "x ** 2 x ** 2", "12,345"))
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BENCHCTL_CACHE", str(tmp_path / "cache"))
+    write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
+    return tmp_path
+
+
+def runs(folder: Path, label: str, kind: Literal["F16", "F32"]) -> tuple[RunFile, dict[str, Row]]:
+    """The run of an engine on weights of this type, and the rows of our own loop on the same file."""
+    tokenizer = bpe("gpt-2")
+    model = tiny("llama", tokenizer.get_vocab_size())
+    write_gguf(folder / "tiny.gguf", model, "llama", tokenizer, "gpt-2", kind=kind)
+    settings = replace(
+        make_settings(folder, folder / "out.jsonl"),
+        prompts=PromptSettings(benches=(str(folder / "prompts.jsonl"),)),
+        models=ModelSettings(str(folder / "tiny.gguf"), device="cpu"),
+        answers=AnswerSettings(max_new_tokens=NEW_TOKENS),
+    )
+    engine = measure_file(replace(settings, methods=(label,)))
+    ours = measure_file(replace(settings, methods=("autoregressive",), out=folder / "ours.jsonl"))
+    return engine, {row.prompt_id: row for row in measured(ours)}
+
+
+def check_tokens(file: RunFile, ours: dict[str, Row]) -> None:
+    assert len(measured(file)) == 12
+    for row in measured(file):
+        assert row.error is None and row.token_ids == ours[row.prompt_id].token_ids
+        assert row.fidelity["target_agreed_tokens"] == row.fidelity["scored_tokens"] == len(row.token_ids)
+        assert row.verdict == (None if row.label == file.run.baseline else "identical")
+        if row.label == file.run.baseline:
+            assert row.committed == (1,) * (len(row.token_ids) - 1)
+
+
+def naive_steps(prompt_ids: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """The tokens of each step of prompt lookup: what followed the first place of the last NGRAM or fewer tokens."""
+    text, end, sizes = [*prompt_ids, answer[0]], len(prompt_ids) + len(answer), [1]
+    whole = [*prompt_ids, *answer]
+    while len(text) < end:
+        draft: list[int] = []
+        for size in range(NGRAM, 0, -1):
+            places = [place for place in range(len(text) - size) if text[place : place + size] == text[-size:]]
+            if places:
+                draft = text[places[0] + size :][: min(DRAFT_TOKENS, end - len(text) - 1)]
+                break
+        accepted = 0
+        while accepted < len(draft) and draft[accepted] == whole[len(text) + accepted]:
+            accepted += 1
+        sizes.append(accepted + 1)
+        text = whole[: len(text) + accepted + 1]
+    return sizes
+
+
+def children() -> set[str]:
+    """The processes that this one started and that still run."""
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
+@openvino
+def test_openvino_answers_as_our_own_loop_does(folder: Path) -> None:
+    before = children()
+    file, ours = runs(folder, f"openvino[lookup={NGRAM}]", "F16")
+    check_tokens(file, ours)
+    info = file.run.methods[1].engine
+    assert info is not None and (info.run, info.dtype) == ("in_process", "float32")
+    speculative = [row for row in measured(file) if row.label != file.run.baseline]
+    for row in speculative:
+        (prompt,) = (each["prompt"] for each in PROMPTS if each["id"] == row.prompt_id)
+        prompt_ids = bpe("gpt-2").encode(f"<|im_start|>user\n{prompt}<|im_end|>\n").ids
+        assert len(prompt_ids) == row.prompt_tokens
+        assert row.arrived_tokens == tuple(naive_steps(prompt_ids, row.token_ids))
+        assert row.totals is None or row.totals.steps == len(row.arrived_tokens) - 1
+    assert max(max(row.arrived_tokens) for row in speculative) > 3, "drafts were accepted"
+    assert children() == before
+
+
+@openvino
+def test_a_folder_of_transformers_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(UserError) as error:
+        build_engine(parse_label("openvino")).check("folder")
+    assert error.value.id == "needs_gguf"
+
+
+@llama_server
+@pytest.mark.parametrize("speculation", [f"ngram={NGRAM}", "draft={folder}/tiny.gguf"])
+def test_llama_server_answers_as_our_own_loop_does(speculation: str, folder: Path) -> None:
+    before = children()
+    file, ours = runs(folder, f"llama_cpp[{speculation.format(folder=folder)},draft_tokens={DRAFT_TOKENS}]", "F32")
+    check_tokens(file, ours)
+    info = file.run.methods[1].engine
+    assert info is not None and (info.run, info.dtype, info.steps_from) == ("started", "float32", "counts")
+    assert str(folder) not in " ".join(info.command)
+    speculative = [row for row in measured(file) if row.label != file.run.baseline]
+    sums = [row.totals for row in speculative if row.totals is not None and row.totals.accepted is not None]
+    assert sums and all(of.steps is None and (of.accepted or 0) <= (of.drafted or 0) for of in sums)
+    if speculation.startswith("draft"):  # a draft model with the target's weights is always right
+        assert sum(of.accepted or 0 for of in sums) > 0
+    assert children() == before
