@@ -12,6 +12,7 @@ from refusals import refused
 from runs import CONTEXT_TOKENS, FIRST_FAST, LAYERS, Pair, answer, pair, pair_of, prompt_of, rounds_of, run
 
 from benchctl.conformance import checks
+from benchctl.conformance.findings import Skipped
 from benchctl.conformance.method_under_test import MethodUnderTest
 from benchctl.conformance.random_models import FEW_TOKENS, random_models
 from benchctl.decoding.method import Context
@@ -117,6 +118,21 @@ def test_sampled_answers_have_the_target_s_distribution(
     label = f"two_model[draft_exits=1,exit_confidence=0.5,draft_tokens=2,confidence=0.3,accept={accept}]"
     assert checks.sampled(MethodUnderTest(label, tmp_path), models) is None
     assert left == {1, layers}
+
+
+@pytest.mark.parametrize("exits", ["1", "2+3"])
+def test_doctor_finds_nothing_wrong_with_it(exits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits, stops, earlier prompts, seeds, forced text and caches."""
+    models = random_models("llama")
+    monkeypatch.setattr(models.draft.config, "draft_exits", [1, 2, 3], raising=False)
+    label = f"two_model[draft_exits={exits},exit_confidence=0.3,confidence=0.1]"
+    findings = {
+        name: check(MethodUnderTest(label, tmp_path), models)
+        for name, check in checks.ON_A_TARGET.items()
+        if name != "sampled"
+    }
+    assert {name for name, finding in findings.items() if finding is not None} == {"batches"}
+    assert isinstance(findings["batches"], Skipped)
 
 
 def test_exits_that_the_draft_model_was_not_trained_with_are_refused() -> None:
