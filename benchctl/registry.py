@@ -41,10 +41,10 @@ ENGINES = "benchctl.engines"
 # The tests of benchctl examine these; a file that a user puts into methods/ is a plug-in like one of a distribution.
 SHIPPED = frozenset(
     (
-        *("autoregressive", "combine", "deed", "dflash", "draft_tree", "eagle", "early_exit", "expert_offload"),
-        *("kangaroo", "lookahead", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa", "mixture_of_depths"),
-        *("prompt_lookup", "pseudo", "sequential", "skip_decode", "skip_layers", "sparse_cache", "specee"),
-        *("suffix", "token_recycling", "two_model"),
+        *("auto_exit", "autoregressive", "combine", "deed", "dflash", "draft_tree", "eagle", "early_exit"),
+        *("expert_offload", "kangaroo", "lookahead", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa"),
+        *("mixture_of_depths", "prompt_lookup", "pseudo", "sequential", "skip_decode", "skip_layers"),
+        *("sparse_cache", "specee", "suffix", "token_recycling", "two_model"),
     )
 )
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")

@@ -24,6 +24,7 @@ from benchctl.decoding.modules.exits import (
     agreement_loss,
     chance,
     decayed,
+    eighths,
     exits_loss,
     read_exits,
 )
@@ -103,7 +104,7 @@ class EarlyExit(ExitPolicy, Trainable):
 
     def default_exits(self, layers: int) -> tuple[int, ...]:
         if self.head == "trained":
-            return tuple(range(max(1, layers // 4, self.min_exit), layers, max(1, layers // 8)))
+            return eighths(layers, self.min_exit)
         return tuple(range(self.min_exit or max(1, layers // 2), layers))
 
     def allowed(self, exits: tuple[int, ...]) -> tuple[int, ...]:

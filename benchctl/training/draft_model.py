@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from benchctl.decoding.model.families import context_tokens
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
+from benchctl.decoding.modules.exits import read_exits
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import writing
@@ -37,9 +38,9 @@ from benchctl.training.train_options import (
     DRAFT_LEARNING,
     FROM_SCRATCH,
     FROM_TARGET,
+    DraftOptions,
     DraftStart,
     ModelShape,
-    TeacherOptions,
     check_shape,
 )
 
@@ -47,7 +48,7 @@ DRAFTED = 4  # tokens a draft whose acceptance is recorded
 PURPOSE = "It drafts tokens for the target that it was distilled from; on its own it writes poor text."
 
 
-def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobContext) -> Result | None:
+def train_draft(options: DraftOptions, start: DraftStart, job_context: JobContext) -> Result | None:
     """Distils a draft model for `options.model` and writes it as a model folder; None in all but the first process."""
     options = options.with_defaults(DRAFT_LEARNING)
     check(
@@ -57,8 +58,10 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
     check_start(start, files)
     text = training_text(files, options, job_context)
     start = _resolved(start, files.config)
-    target, facts = text.load_target({"start": str(start)})
+    target, facts = text.load_target({"start": str(start), "exits": options.exits})
     draft, began = _begin(start, target, options.seed)
+    if exits := _exits(options.exits, draft.config.num_hidden_layers):
+        draft.config.draft_exits = list(exits)  # two_model reads it
     facts["shape"] = model_shape(draft.config)
     data, unseen = text.data(target), text.greedy(target)
 
@@ -74,7 +77,7 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
         for part in (untyped.get_input_embeddings(), untyped.get_output_embeddings()):
             part.requires_grad_(False)
         began = f"{began} Its embedding and head stood still."
-    objective = Distillation(maker, data.token_bytes)
+    objective = Distillation(maker, data.token_bytes, exits)
     run = train(draft, objective, data, (stage_of(options),), options, job_context, facts, begin)
     if not job_context.world.leads:
         return None
@@ -90,8 +93,8 @@ def train_draft(options: TeacherOptions, start: DraftStart, job_context: JobCont
         shape=model_shape(draft.config),
         purpose=PURPOSE,
         method=f"{began} The loss is the divergence from the target's distribution on {text.described}."
-        f"{draft_text(ids)}",
-        use="benchctl run --method two_model --model {model} --draft-model {folder}",
+        f"{draft_text(ids)}{_exits_text(exits)}",
+        use=f"benchctl run --method {_label(exits)} --model {{model}} --draft-model {{folder}}",
         held_out={**run.measured, **drafted},
     )
     write_result(options.out, result, run, text.corpus, files.name, job_context.provenance)
@@ -126,6 +129,28 @@ def check_start(start: DraftStart, files: TargetFiles) -> None:
         )
     if any((start.layers, start.hidden, start.heads, start.kv_heads, start.mlp)):
         raise UserError("shape_is_given", f"{start.init_from} has sizes of its own; leave out --layers and the like")
+
+
+def _exits(text: str, layers: int) -> tuple[int, ...]:
+    """The exits of a draft model of so many layers. Raises UserError for text that is no list, or has other layers."""
+    try:
+        exits = read_exits(text)
+    except ValueError as error:
+        raise UserError("bad_exits", f"--{error}") from error
+    if exits and exits[-1] >= layers:
+        message = f"--exits has layer {exits[-1]}, which is not below the {layers} layers of the draft model"
+        raise UserError("bad_exits", f"{message}; give lower exits or more --layers")
+    return exits
+
+
+def _exits_text(exits: Sequence[int]) -> str:
+    return (
+        f" So are the losses of its exits after layers {', '.join(map(str, exits))}, by the same head." if exits else ""
+    )
+
+
+def _label(exits: Sequence[int]) -> str:
+    return f"'two_model[draft_exits={'+'.join(map(str, exits))}]'" if exits else "two_model"
 
 
 def kept_layers(layers: int, of: int) -> list[int]:

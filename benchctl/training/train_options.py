@@ -116,6 +116,7 @@ class DraftOptions(TeacherOptions):
     """Options of the training of a draft model."""
 
     self_distil: int = setting(12_000, SELF_DISTIL_HELP, least=0, metavar="N")
+    exits: str = setting("", "Layers of the draft model that learn to draft too, such as 1 or 2+4.", metavar="LAYERS")
 
 
 @dataclass(frozen=True)

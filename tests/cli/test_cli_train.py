@@ -34,7 +34,7 @@ def test_help_lists_every_part_and_every_method_with_modules() -> None:
 
 @pytest.mark.parametrize("part", ["fly", "prompt_lookup", "autoregressive"])
 def test_what_has_nothing_to_train_is_refused_with_what_has(part: str) -> None:
-    assert "draft, deed, dflash, eagle, early_exit, kangaroo, m2r2" in refused("train", part, "--help")
+    assert "draft, auto_exit, deed, dflash, eagle, early_exit, kangaroo, m2r2" in refused("train", part, "--help")
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,7 @@ LABELS = (
     "early_exit[mode=draft,confidence=classifier,threshold=0.5,exits=1]",
     "early_exit[mode=draft,head=trained,confidence=softmax_max,threshold=0.3]",
     "deed[mode=draft,threshold=0,exits=2,draft_tokens=2]",
+    "auto_exit[head=trained,draft_tokens=2]",
 )
 
 

@@ -84,7 +84,9 @@ def test_rows_of_a_tree_see_their_own_branch_at_its_distances() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("label", ["autoregressive", "prompt_lookup", "early_exit[mode=draft,exits=2,threshold=0.1]"])
+@pytest.mark.parametrize(
+    "label", ["autoregressive", "prompt_lookup", "early_exit[mode=draft,exits=2,threshold=0.1]", "auto_exit"]
+)
 def test_exact_methods_give_the_answer_of_the_plain_decoder(label: str, kind: str) -> None:
     """One prompt after the other: nothing of what the encoder made of the first may be left."""
     model = tiny_t5(kind)

@@ -24,6 +24,7 @@ HALF = (
     "early_exit[head=trained,threshold=0.3]",
     "early_exit[head=trained,confidence=state_cosine,mode=draft]",
     "early_exit[head=trained,confidence=classifier,threshold=0.5,decay=4]",
+    "auto_exit[head=trained]",
     "deed[threshold=0.3]",
     "deed[mode=draft,threshold=0.3]",
     "m2r2[width=3,confidence=0.1]",
@@ -38,6 +39,15 @@ HALF = (
 @pytest.mark.parametrize(
     ("label", "fact"),
     [
+        ("auto_exit[decay=1.1]", "decay is 1.1"),
+        ("auto_exit[draft_tokens=0]", "draft_tokens is 0"),
+        ("auto_exit[exits=auto]", "exits is 'auto'"),
+        ("auto_exit[rank=8]", "rank"),
+        ("auto_exit[alpha=2]", "alpha"),
+        ("auto_exit[modules=folder]", "modules"),
+        ("auto_exit[draft_vocabulary=whole]", "draft_vocabulary"),
+        ("auto_exit[head=trained,rank=0]", "rank is 0"),
+        ("auto_exit[memory=prompts]", "prompts"),
         ("deed[threshold=-0.1]", "threshold is -0.1"),
         ("deed[threshold=nan]", "threshold"),
         ("deed[rank=0]", "rank is 0"),
@@ -57,6 +67,10 @@ HALF = (
         ("draft_tree[tree=best_first,ranks=0.5]", "ranks"),
         ("draft_tree[draft_cost=0.5]", "draft_cost"),
         ("two_model[token_cost=0.5]", "token_cost"),
+        ("two_model[draft_exits=1+x]", "'1+x'"),
+        ("two_model[draft_exits=1,draft_by=lookup]", "draft_by"),
+        ("two_model[exit_confidence=0.5]", "exit_confidence"),
+        ("two_model[draft_exits=1,exit_confidence=1.5]", "exit_confidence is 1.5"),
         ("two_model[stop=bandit,confidence=0.9]", "confidence"),
         ("draft_tree[tree=optimal,ranks=a]", "ranks is 'a'"),
         ("draft_tree[nodes=0]", "nodes is 0"),
@@ -131,6 +145,7 @@ def test_options_that_cannot_be_are_refused(label: str, fact: str) -> None:
 @pytest.mark.parametrize(
     ("label", "family", "fact"),
     [
+        ("auto_exit[exits=1+4]", "llama", "exit 4 is not below the target's 4 layers"),
         ("deed[exits=1+4]", "llama", "exit 4 is not below the target's 4 layers"),
         ("early_exit[head=trained,exits=9]", "llama", "exit 9 is not below the target's 4 layers"),
         ("early_exit[head=trained,min_exit=4]", "llama", "min_exit 4 is not below the target's 4 layers"),
@@ -150,7 +165,7 @@ def test_a_target_that_does_not_fit_is_told(label: str, family: str, fact: str) 
 
 def test_a_target_of_one_layer_has_no_exit_gate_or_routed_block() -> None:
     target = tiny_target("llama", layers=1)
-    for label in ("deed", "early_exit[head=trained]", "m2r2", "mixture_of_depths"):
+    for label in ("auto_exit", "deed", "early_exit[head=trained]", "m2r2", "mixture_of_depths"):
         assert build(label).unsupported(target.info)
     assert M2R2Prefetch().unsupported(replace(pair("mixtral").target.info, layers=1))
 
@@ -158,6 +173,9 @@ def test_a_target_of_one_layer_has_no_exit_gate_or_routed_block() -> None:
 @pytest.mark.parametrize(
     ("trained", "asked", "id", "fact"),
     [
+        ("early_exit[head=trained,exits=1+3]", "auto_exit[head=trained,exits=2+3]", "exits_not_trained", "1+3"),
+        ("early_exit[head=trained]", "auto_exit[head=trained,alpha=9]", "trained_with_other_option", "alpha=256.0"),
+        ("auto_exit[head=trained,rank=8]", "early_exit[head=trained]", "shapes_do_not_fit", "rank=8"),
         ("deed[exits=1+3]", "deed[exits=2+3]", "exits_not_trained", "1+3"),
         ("deed[exits=1+3]", "deed[rank=4]", "shapes_do_not_fit", "rank=64"),
         ("deed[exits=1+3]", "deed[alpha=64]", "trained_with_other_option", "alpha=256.0"),
@@ -192,6 +210,8 @@ def test_modules_of_other_options_are_refused_and_theirs_named(trained: str, ask
     ("trained", "asked"),
     [
         ("m2r2[gates=1+3]", "m2r2_dynamic[router=softmax_gap,gates=1+3]"),
+        ("early_exit[head=trained,exits=1+3,confidence=classifier]", "auto_exit[head=trained,exits=3]"),
+        ("auto_exit[head=trained,exits=1+3]", "early_exit[head=trained,exits=3]"),
         ("m2r2[gates=1+3]", "m2r2_dynamic[router=state_cosine,gates=1+3]"),
         ("m2r2_dynamic[gates=1+3]", "m2r2[gates=1+3]"),
         ("m2r2_dynamic[gates=1+3]", "m2r2_dynamic[router=softmax_max,gates=1+3]"),

@@ -13,8 +13,12 @@ from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from tiny import VARIANTS, tiny_folder, tiny_model
 from transformers import AutoModelForCausalLM
 
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Tally
+from benchctl.errors import UserError
+from benchctl.methods.autoregressive import Autoregressive
+from benchctl.methods.two_model import TwoModel
 from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import Document, Tokens, Turn
 from benchctl.training.data.reading import read_corpus
@@ -135,11 +139,32 @@ def test_answers_survive_a_run_that_ended_early(trained: Path, tmp_path: Path, m
     assert json.loads((tmp_path / "scratch" / "config.json").read_text())["hidden_size"] == 16
 
 
+def test_a_draft_model_trained_with_exits_says_so_and_leaves_by_them(trained: Path, tmp_path: Path) -> None:
+    arguments = ("--steps", 2, "--exits", 1, "--cache", trained / "draft" / "own_text")
+    assert "two_model[draft_exits=1]" in done(*words(trained), "--out", tmp_path / "sorted", *arguments)
+    draft, target = Target.load(tmp_path / "sorted"), Target.load(trained / "target")
+    method = TwoModel(draft_exits="1", exit_confidence=0.0)
+    method.use_draft_model(draft)
+    method.prepare(target)
+    got = decode(method, target, DecodeRequest([5, 6, 7], 12))
+    plain = decode(Autoregressive(), target, DecodeRequest([5, 6, 7], 12))
+    assert got.token_ids == plain.token_ids and any(step.drafted for step in got.steps)
+    held_out = json.loads((tmp_path / "sorted" / "training.json").read_text())["outcome"]["held_out"]
+    assert {"agreement", "exit_1_agreement"} <= held_out["instruct"].keys()
+    with pytest.raises(UserError) as caught:
+        other = TwoModel(draft_exits="1")
+        other.use_draft_model(Target.load(trained / "draft"))
+        other.prepare(target)
+    assert caught.value.id == "exits_not_trained"
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (("--init-from", "target", "--hidden", 16), "cannot begin with layers of target"),
         (("--layers", 4), "target has 3 layers"),
+        (("--exits", 2), "--exits has layer 2"),
+        (("--exits", "1+x"), "'1+x'"),
         (("--init-from", "ref-dense"), "ref-dense has another vocabulary than target"),
         (("--minutes", 1), "with one of --minutes, --steps and --epochs"),
     ],

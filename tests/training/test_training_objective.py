@@ -143,6 +143,40 @@ def test_a_target_distilled_into_itself_costs_nothing() -> None:
     assert float(Distillation(BatchMaker(model, CPU), BYTES)(llama(), batch)) == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.parametrize("ids", [None, [0, 2, 3, 5]])
+def test_the_loss_of_a_draft_with_exits_is_the_sum_of_theirs_and_its_last_layer_s(ids: list[int] | None) -> None:
+    """By hand: one norm and one head read the states after layers 1, 2 and 3; token by token against the target."""
+    target, batch = llama(), row([1, 5, 2, 0, 3, 4], weights=[1, 1, 0.5, 1, 1, 0], documents=[0, 0, 0, 1, 1, -1])
+    torch.manual_seed(1)
+    draft = LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, intermediate_size=32, **{**SIZES, "num_hidden_layers": 3})
+    )
+    maker = BatchMaker(target, CPU)
+    if ids is not None:
+        maker.draft_over(torch.tensor(ids))
+    objective = Distillation(maker, BYTES, exits=(1, 2))
+    expected, agreed = 0.0, {1: 0, 2: 0, 3: 0}
+    for start, end in ((0, 3), (3, 5)):  # the documents, read alone
+        tokens = batch.tokens[:, start:end]
+        wanted = target(tokens).logits[0].softmax(-1)
+        states, last = draft.model(tokens, output_hidden_states=True).hidden_states, draft(tokens).logits
+        for layer in (1, 2, 3):
+            logits = last if layer == 3 else draft.lm_head(draft.model.norm(states[layer]))
+            for place in range(end - start - 1):
+                p, weight = wanted[place], float(batch.weights[0, start + place + 1])
+                scored = list(range(VOCABULARY)) if ids is None else ids
+                q = logits[0, place, scored].softmax(-1)
+                p = p[scored]
+                expected += weight * float((p * (p / p.sum() / q).log()).sum())
+                right = scored[int(q.argmax())] == int(wanted[place].argmax())
+                agreed[layer] += right * (weight == 1)
+    assert float(objective(draft, batch)) == pytest.approx(expected, rel=1e-4)
+    measured = objective.measure(draft, batch)
+    assert measured["loss"].right == pytest.approx(expected, rel=1e-4) and measured["loss"].of == 2.5
+    found = [measured[name] for name in ("exit_1_agreement", "exit_2_agreement", "agreement")]
+    assert found == [Tally(agreed[layer], 2) for layer in (1, 2, 3)]
+
+
 @pytest.mark.slow
 def test_a_draft_learns_to_agree_with_a_target_that_stands_still(tmp_path: Path) -> None:
     target = llama().train()

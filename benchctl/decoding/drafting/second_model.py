@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from benchctl.decoding.drafting.vocabularies import SameTokens, SharedTokens, shared_tokens
@@ -15,7 +16,9 @@ from benchctl.decoding.method import Context, Speculative, UsesDraftModel
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
+from benchctl.decoding.modules.exits import read_exits
 from benchctl.decoding.verify import common_start
+from benchctl.errors import UserError
 
 
 @dataclass
@@ -63,6 +66,8 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
         self._read_tokens = len(context.tokens)
         last = len(self._text) - len(self._tokens.read(context.tokens[-1]))
         kept = min(known + common_start(self._stream.text[known:], self._text[known:]), last)
+        if self._stream.rows:  # rows that left at an exit wait for the layers above it
+            self._stream.keep(range(max(0, kept - self._stream.base)))
         if self._stream.length > kept:
             self._stream.truncate(kept)
         return self._text[self._stream.length :]
@@ -85,5 +90,36 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
         self._stream.push(own_tokens, parents)
         self._stream.advance()
         states = self._stream.states[-(rows or len(own_tokens)) :]
+        return self._read(context, states)
+
+    def own_exits(self, draft_exits: str) -> tuple[int, ...]:
+        """Exits of an option ``draft_exits``. Raises UserError for those that the draft model was not trained with."""
+        exits, trained = read_exits(draft_exits), tuple(getattr(self._model.config, "draft_exits", ()))
+        if missing := [layer for layer in exits if layer not in trained]:
+            there = f"with exits {'+'.join(map(str, trained))}" if trained else "without exits"
+            raise UserError(
+                "exits_not_trained",
+                f"draft_exits names layer {missing[0]}, but the draft model was trained {there}; choose other "
+                f"exits, or train a draft model with: benchctl train draft --exits {draft_exits}",
+            )
+        return exits
+
+    def climb(self, context: Context, own_tokens: Sequence[int], exits: Sequence[int], least: float) -> Tensor:
+        """As ``score`` of the last of ``own_tokens``, from the first of ``exits`` that is sure enough, or all layers.
+
+        An exit is sure where its likeliest token has a probability of ``least``. Rows wait there: the layers above run
+        them with the first later row that goes deeper.
+        """
+        self._stream.push(own_tokens)
+        for layer in (*exits, self._model.layers):
+            self._stream.advance(layer)
+            draft_logits = self._read(context, self._stream.states[-1:])
+            # Half precision is too coarse for a threshold.
+            wide = torch.promote_types(draft_logits.dtype, torch.float32)
+            if float(draft_logits.softmax(-1, dtype=wide).max()) >= least:
+                break
+        return draft_logits
+
+    def _read(self, context: Context, states: Tensor) -> Tensor:
         # Heads of one tokenizer may be padded to different widths; padding is never drafted.
         return self._lm_head(self._model.final_norm(states))[:, : context.target.vocabulary]

@@ -88,6 +88,10 @@ class DraftVocabulary:
         """The id behind the logit at ``place``."""
         return place if self.ids is None else self._tokens[place]
 
+    def ids_at(self, places: Tensor) -> Tensor:
+        """The ids behind the logits at ``places``."""
+        return places if self.ids is None else self.ids.to(places.device)[places]
+
     def counters(self, answer: Sequence[int]) -> dict[str, float]:
         """What the harness counts for an answer: tokens that are scored, and those of the answer that are not."""
         if self.ids is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, tanh
@@ -333,6 +333,11 @@ def read_exits(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(read_layers("exits", text))))
 
 
+def eighths(layers: int, least: int = 1) -> tuple[int, ...]:
+    """Every eighth of so many layers from a quarter on, ``least`` at least: where LITE trains exits."""
+    return tuple(range(max(1, layers // 4, least), layers, max(1, layers // 8)))
+
+
 def decayed(threshold: float, decay: float, at: int, of: int) -> float:
     """CALM's threshold for new token ``at`` (0, 1, ..) of ``of`` at most: clip(0.9 lambda + 0.1 exp(-decay t / T)).
 
@@ -341,40 +346,19 @@ def decayed(threshold: float, decay: float, at: int, of: int) -> float:
     return min(1.0, max(0.0, 0.9 * threshold + 0.1 * exp(-decay * at / of)))
 
 
-class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold, UsesDraftVocabulary):
-    """Leaves at the first exit that is sure enough (lossy); in mode=draft the full model verifies proposals.
+class ExitHeads(UsesDraftVocabulary, ABC):
+    """Mix-in of a method with exits, which the target's own head reads or trained modules: its options name them."""
 
-    Only proposals come from the draft vocabulary, and so do the confidences that they are made by.
-    """
-
-    mode: Literal["exit", "draft"]
-    threshold: float
     exits: str
-    draft_tokens: int
     modules: str
     _trained: tuple[int, ...] = ()
     _heads: Mapping[int, ExitHead] = MappingProxyType({})
     _lm_head: Linear | None = None
 
-    def __post_init__(self) -> None:
-        check_options(self, 0, "threshold")
-        check_options(self, 1, "draft_tokens")
-        read_exits(self.exits)
-        if self.draft_vocabulary == "whole" and self.mode != "draft":
-            raise ValueError(f"draft_vocabulary is {self.draft_vocabulary}; it is an option of mode=draft")
-
     @property
-    def exactness(self) -> Exactness:  # type: ignore[override]
-        return "exact" if self.mode == "draft" else "lossy"
-
-    @property
-    def reason(self) -> str:  # type: ignore[override]
-        return "" if self.mode == "draft" else "tokens that exit early are not verified by the full target"
-
-    @property
-    @abstractmethod
-    def kv_fill(self) -> KvFill:
-        """What layers above an exit hold of a token that left there."""
+    def drafts(self) -> bool:
+        """Whether exits only draft, and so may score a draft vocabulary."""
+        return True
 
     @abstractmethod
     def default_exits(self, layers: int) -> tuple[int, ...]:
@@ -404,10 +388,10 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold, UsesDraftVocabul
         Raises UserError as load_modules does, and for exits that they were not trained for.
         """
         options = trained_options(cast(Trainable, self), name, self.modules)
-        chosen = {key: options[key] for key in ("exits", "min_exit") if key in options}
+        chosen = {key: options[key] for key in ("exits", "min_exit") if key in options and hasattr(self, key)}
         as_trained: Any = replace(self, **chosen)  # type: ignore[type-var]
         module: Exits = load_modules(as_trained, name, target, self.modules)
-        if self.mode == "draft":
+        if self.drafts:
             self.load_vocabulary(self.modules, target.vocabulary)
         self._lm_head = self.vocabulary.lm_head(target)
         self._trained, self._heads = module.layers, module.heads(target.final_norm, self._lm_head)
@@ -415,12 +399,48 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold, UsesDraftVocabul
         return module
 
     def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
+        """Logits [rows, k] over the draft vocabulary for states [rows, width] after ``layer`` layers."""
         if self._heads:
             return self._heads[layer](state)
         return target.head(state) if self._lm_head is None else self._lm_head(target.final_norm(state))
 
     def yardsticks(self, module: Exits, batch: TrainingBatch) -> Mapping[str, Tally]:
         return exits_yardsticks(module, batch)
+
+
+class ExitPolicy(ExitHeads, AdaptiveDepth, Speculative, MonotoneThreshold):
+    """Leaves at the first exit that is sure enough (lossy); in mode=draft the full model verifies proposals.
+
+    Only proposals come from the draft vocabulary, and so do the confidences that they are made by.
+    """
+
+    mode: Literal["exit", "draft"]
+    threshold: float
+    draft_tokens: int
+
+    def __post_init__(self) -> None:
+        check_options(self, 0, "threshold")
+        check_options(self, 1, "draft_tokens")
+        read_exits(self.exits)
+        if self.draft_vocabulary == "whole" and self.mode != "draft":
+            raise ValueError(f"draft_vocabulary is {self.draft_vocabulary}; it is an option of mode=draft")
+
+    @property
+    def drafts(self) -> bool:
+        return self.mode == "draft"
+
+    @property
+    def exactness(self) -> Exactness:  # type: ignore[override]
+        return "exact" if self.drafts else "lossy"
+
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        return "" if self.drafts else "tokens that exit early are not verified by the full target"
+
+    @property
+    @abstractmethod
+    def kv_fill(self) -> KvFill:
+        """What layers above an exit hold of a token that left there."""
 
     def draft(self, context: Context, budget: int) -> Draft:
         """A chain proposed by the exits; its rows wait at the layer where they left until verification."""
@@ -434,9 +454,7 @@ class ExitPolicy(AdaptiveDepth, Speculative, MonotoneThreshold, UsesDraftVocabul
         return chain.draft()
 
     def step(self, context: Context) -> Sequence[int]:
-        if self.mode == "draft":
-            return Speculative.step(self, context)
-        return self.exit_step(context, self.kv_fill)
+        return Speculative.step(self, context) if self.drafts else self.exit_step(context, self.kv_fill)
 
 
 def refuse_other_exits(folder: str, asked: Sequence[int], there: Sequence[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -59,6 +59,8 @@ def logits_of(module: nn.Module, batch: Batch) -> Tensor:
 class Distillation:
     """Kullback-Leibler divergence of the draft model's distribution from the target's, token by token, in nats.
 
+    `exits` are layers of the draft model whose states its own norm and head read too: the loss is the sum of theirs and
+    that of the last layer (sorted fine-tuning; S2D, Kavehzadeh et al., 2024, arXiv:2407.01955).
     `seen_by_target` gives what the frozen target made of a batch. Over its draft vocabulary the divergence is that of
     exit_losses. Source: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015, arXiv:1503.02531; for
     drafting: Zhou et al., "DistillSpec", 2023, arXiv:2310.08461.
@@ -66,23 +68,34 @@ class Distillation:
 
     seen_by_target: Callable[[Batch], TrainingBatch]
     token_bytes: Tensor
+    exits: tuple[int, ...] = ()
 
     def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
         seen = self.seen_by_target(batch)
-        return self._loss(draft_logits(module, batch, seen.draft_ids), seen)
+        every_loss = [self._loss(scored, seen) for scored in draft_logits(module, batch, seen.draft_ids, self.exits)]
+        return torch.stack(every_loss).sum()
 
     def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
         """loss, LanguageModel's measures, and agreement: the share of tokens where both argmaxes are the same.
+
+        exit_1_agreement is that of the exit at layer 1.
 
         On text that the target wrote greedily, agreement is the acceptance of a greedy draft.
         """
         seen, logits = self.seen_by_target(batch), logits_of(module, batch)
         scored = logits if seen.draft_ids is None else logits[..., seen.draft_ids]
-        agreed, counted = seen.ids_of(scored.argmax(-1)) == seen.teacher.top_tokens, seen.ahead(1).weights == 1
+        loss, found, counted = self._loss(scored, seen), dict[str, Tally](), seen.ahead(1).weights == 1
+        names = ["agreement", *(f"exit_{layer}_agreement" for layer in self.exits)]
+        of_exits = draft_logits(module, batch, seen.draft_ids, self.exits)[:-1] if self.exits else []
+        for name, each in zip(names, (scored, *of_exits), strict=True):
+            agreed = seen.ids_of(each.argmax(-1)) == seen.teacher.top_tokens
+            found[name] = Tally(float((agreed & counted).sum()), float(counted.sum()))
+        for each in of_exits:
+            loss = loss + self._loss(each, seen)
         return {
-            "loss": mean_loss(self._loss(scored, seen), batch),
+            "loss": mean_loss(loss, batch),
             **text_metrics(logits, batch, self.token_bytes),
-            "agreement": Tally(float((agreed & counted).sum()), float(counted.sum())),
+            **found,
             **seen.covered,
         }
 
@@ -90,13 +103,21 @@ class Distillation:
         return (divergences(scored, wanted_shares(seen)) * seen.ahead(1).weights).sum()
 
 
-def draft_logits(module: Any, batch: Batch, ids: Tensor | None) -> Tensor:
-    """Logits [rows, row_tokens, k] of a causal language model for the tokens `ids` [k], or for all."""
-    if ids is None:
-        return logits_of(module, batch)
+def draft_logits(module: Any, batch: Batch, ids: Tensor | None, exits: Sequence[int] = ()) -> list[Tensor]:
+    """Logits [rows, row_tokens, k] of a causal language model for the tokens `ids` [k], or for all: of exits, and last.
+
+    Exits are layers whose states the model's own norm and head read.
+    """
+    if ids is None and not exits:
+        return [logits_of(module, batch)]
     how = {"attention_mask": batch.mask, "position_ids": batch.positions, "use_cache": False}
-    hidden, head = module.base_model(input_ids=batch.tokens, **how).last_hidden_state, module.get_output_embeddings()
-    return functional.linear(hidden, head.weight[ids], None if head.bias is None else head.bias[ids])
+    output = module.base_model(input_ids=batch.tokens, output_hidden_states=bool(exits), **how)
+    normed = [*(module.base_model.norm(output.hidden_states[layer]) for layer in exits), output.last_hidden_state]
+    head = module.get_output_embeddings()
+    if ids is None:
+        return [head(states) for states in normed]
+    bias = None if head.bias is None else head.bias[ids]
+    return [functional.linear(states, head.weight[ids], bias) for states in normed]
 
 
 def measure_held_out(
