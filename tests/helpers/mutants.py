@@ -31,6 +31,14 @@ class StaleStream:
         return int(self._stream.length) - self._stale
 
     @property
+    def rows(self) -> Any:
+        return self._stream.rows
+
+    @property
+    def base(self) -> int:
+        return int(self._stream.base) - self._stale
+
+    @property
     def states(self) -> Tensor:
         states: Tensor = self._stream.states
         return states

@@ -64,6 +64,7 @@ def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     assert [method.label for method in header.methods] == list(LABELS)
     options = {"draft_model": "", "draft_tokens": 2, "confidence": 0.5, "draft_vocabulary": "stored"}
     options |= {"stop": "confidence", "token_cost": 0.15, "draft_by": "none", "accept": "token"}
+    options |= {"draft_exits": "", "exit_confidence": 0.8}
     assert header.methods[1].options == options
     assert [method.exactness for method in header.methods] == ["exact", "exact", "lossy"]
     assert header.draft is not None and (header.target.name, header.draft.name) == ("target", "draft")
