@@ -1,4 +1,4 @@
-"""Which program wrote a file of a serving benchmark, told by its first object, and its requests."""
+"""Which program wrote a file of a serving benchmark, recognised by its first object, and its requests."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
