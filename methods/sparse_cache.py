@@ -3,7 +3,7 @@
 select=window: the first tokens and the latest ones, StreamingLLM (Xiao et al. 2023, arXiv 2309.17453) as the drafter of
 MagicDec (Chen et al. 2024, 2408.11049). select=retrieval: chunks of tokens whose mean key fits the query best, as the
 middle model of TriForce (Sun et al. 2024, 2404.11912; models/cache.py). Ours: keys stay rotated for their positions in
-the text; chunks are chosen anew for each draft, by the query of the last committed token; verification is exact.
+the text; chunks are chosen again for each draft, by the query of the last committed token; verification is exact.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The path is a folder with hoenza/DEL 0365a81. Its class DEL runs unchanged, on states that transformers' model gives for
 the whole text; decoding is ours. It counts rows behind a rejected token where the best draft length was 0; ours never
-does, so it is told that length 1 was the best. The counts are written to results/reference/oracles-auto-exit.json.
+does, so its best length is set to 1 there. The counts are written to results/reference/oracles-auto-exit.json.
 """
 
 from __future__ import annotations
