@@ -206,7 +206,8 @@ def _going_on(files: TargetFiles, corpus: Corpus, options: TrainOptions, job_con
     _check_run(chat, seen_tokens(files), corpus, options, job_context)
     found = load_target(files, torch.device("cpu"), "float32")
     facts = {"began as": found.weights_sha256[:16]}
-    began, write_tokenizer = trained_before(files.name, files.folder), partial(copy_tokenizer, files.folder)
+    began = trained_before(f"It began as {files.name}", files.folder)
+    write_tokenizer = partial(copy_tokenizer, files.folder)
     return _Begun(found.model.requires_grad_(True), chat, write_tokenizer, began, facts)
 
 

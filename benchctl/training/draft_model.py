@@ -58,7 +58,7 @@ def train_draft(options: DraftOptions, start: DraftStart, job_context: JobContex
     check_start(start, files)
     text = training_text(files, options, job_context)
     start = _resolved(start, files.config)
-    target, facts = text.load_target({"start": str(start), "exits": options.exits})
+    target, facts = text.load_target({"start": str(start)} | ({"exits": options.exits} if options.exits else {}))
     draft, began = _begin(start, target, options.seed)
     if exits := _exits(options.exits, draft.config.num_hidden_layers):
         draft.config.draft_exits = list(exits)  # two_model reads it
@@ -199,7 +199,7 @@ def _begin(start: DraftStart, target: FrozenTarget, seed: int) -> tuple[PreTrain
         return build_model(fresh, seed), "It began with random weights."
     other = find_target(start.init_from)
     draft = load_target(other, target.device, "float32").model.requires_grad_(True)
-    return draft, trained_before(other.name, other.folder)
+    return draft, trained_before(f"It began as {other.name}", other.folder)
 
 
 def drafting(draft: PreTrainedModel, documents: Sequence[Document], ids: Tensor | None = None) -> dict[str, Tally]:

@@ -122,15 +122,15 @@ def write_result(
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def trained_before(name: str, folder: Path) -> str:
-    """A sentence on a model that a training begins as: how it was trained, as far as its folder records it."""
+def trained_before(start: str, folder: Path) -> str:
+    """A sentence on what a training starts from, such as "It began as m": how that was trained, if its folder tells."""
     record = folder / RECORD
     facts = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     if "outcome" not in facts:  # a model of somebody else's
-        return f"It began as {name}, trained before."
+        return f"{start}, trained before."
     outcome, command = facts["outcome"], facts.get("provenance", {}).get("command", "")
     length = f"{outcome['steps']:,} steps over {outcome['tokens']:,} tokens in {outcome['minutes']:.0f} minutes"
-    return f"It began as {name}, trained before: {length}{f', by `{command}`' if command else ''}."
+    return f"{start}, trained before: {length}{f', by `{command}`' if command else ''}."
 
 
 def model_shape(config: Any) -> str:

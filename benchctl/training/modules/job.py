@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ from benchctl.training.modules.frozen import (
 from benchctl.training.modules.objective import HeldOut
 from benchctl.training.modules.training_text import draft_size, draft_text, draft_tokens, stage_of, training_text
 from benchctl.training.optim import Stage, is_matrix
-from benchctl.training.record import Result, write_result
+from benchctl.training.record import Result, trained_before, write_result
 from benchctl.training.train_options import Learning, ModuleOptions, TeacherOptions
 from benchctl.training.trainer import Data
 
@@ -128,14 +129,17 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
             module.to(DTYPES[options.save_as]),
             _facts(method, label, target, run.measured.values()) | {"findings": findings},
         )
-    only = f", and so did modules of it ({earlier[:8]}): only the {stage.part} learnt" if stage else ""
+    only = before = ""
+    if stage:
+        only = f", and so did modules of it ({earlier[:8]}): only the {stage.part} learnt"
+        before = f" {trained_before('It went on from modules', Path(method.modules))}"
     trained = Label(label.name, (("modules", "{folder}"), *label.options))
     result = Result(
         part=label.text,
         parameters=parameter_count(module),
         shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
         purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
-        method=f"{files.name} itself stood still{only}. It read {text.described}.{draft_text(ids)}",
+        method=f"{files.name} itself stood still{only}. It read {text.described}.{draft_text(ids)}{before}",
         use=f"benchctl run --model {{model}} --method '{trained.text}'",
         held_out=run.measured,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",

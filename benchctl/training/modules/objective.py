@@ -82,19 +82,17 @@ class Distillation:
 
         On text that the target wrote greedily, agreement is the acceptance of a greedy draft.
         """
-        seen, logits = self.seen_by_target(batch), logits_of(module, batch)
-        scored = logits if seen.draft_ids is None else logits[..., seen.draft_ids]
-        loss, found, counted = self._loss(scored, seen), dict[str, Tally](), seen.ahead(1).weights == 1
-        names = ["agreement", *(f"exit_{layer}_agreement" for layer in self.exits)]
-        of_exits = draft_logits(module, batch, seen.draft_ids, self.exits)[:-1] if self.exits else []
-        for name, each in zip(names, (scored, *of_exits), strict=True):
-            agreed = seen.ids_of(each.argmax(-1)) == seen.teacher.top_tokens
+        seen, every_logits = self.seen_by_target(batch), draft_logits(module, batch, None, self.exits)
+        names = [*(f"exit_{layer}_agreement" for layer in self.exits), "agreement"]
+        losses, found, counted = list[Tensor](), dict[str, Tally](), seen.ahead(1).weights == 1
+        for name, logits in zip(names, every_logits, strict=True):
+            scored = logits if seen.draft_ids is None else logits[..., seen.draft_ids]
+            losses.append(self._loss(scored, seen))
+            agreed = seen.ids_of(scored.argmax(-1)) == seen.teacher.top_tokens
             found[name] = Tally(float((agreed & counted).sum()), float(counted.sum()))
-        for each in of_exits:
-            loss = loss + self._loss(each, seen)
         return {
-            "loss": mean_loss(loss, batch),
-            **text_metrics(logits, batch, self.token_bytes),
+            "loss": mean_loss(torch.stack(losses).sum(), batch),
+            **text_metrics(every_logits[-1], batch, self.token_bytes),
             **found,
             **seen.covered,
         }
