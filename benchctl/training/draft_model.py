@@ -58,9 +58,12 @@ def train_draft(options: DraftOptions, start: DraftStart, job_context: JobContex
     check_start(start, files)
     text = training_text(files, options, job_context)
     start = _resolved(start, files.config)
+    own = start.init_from in (FROM_TARGET, FROM_SCRATCH)
+    layers = start.layers if own else find_target(start.init_from).config.num_hidden_layers
+    exits = _exits(options.exits, int(layers or 0))
     target, facts = text.load_target({"start": str(start)} | ({"exits": options.exits} if options.exits else {}))
     draft, began = _begin(start, target, options.seed)
-    if exits := _exits(options.exits, draft.config.num_hidden_layers):
+    if exits:
         draft.config.draft_exits = list(exits)  # two_model reads it
     facts["shape"] = model_shape(draft.config)
     data, unseen = text.data(target), text.greedy(target)

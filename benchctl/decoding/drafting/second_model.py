@@ -97,10 +97,11 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
         exits, trained = read_exits(draft_exits), tuple(getattr(self._model.config, "draft_exits", ()))
         if missing := [layer for layer in exits if layer not in trained]:
             there = f"with exits {'+'.join(map(str, trained))}" if trained else "without exits"
+            remedy = "choose one of these" if trained else "leave out draft_exits"
             raise UserError(
                 "exits_not_trained",
-                f"draft_exits names layer {missing[0]}, but the draft model was trained {there}; choose other "
-                f"exits, or train a draft model with: benchctl train draft --exits {draft_exits}",
+                f"draft_exits names layer {missing[0]}, but the draft model was trained {there}; {remedy}, or train "
+                f"another with: benchctl train draft --exits {draft_exits}",
             )
         return exits
 
