@@ -93,7 +93,8 @@ class TeacherOptions(TrainOptions):
     )
     draft_vocabulary: int | None = setting(
         None,
-        "Tokens that drafters score, the most frequent of the data. 0: all.  "
+        "Tokens that drafters score, the most frequent of the data. Parts that answer compare as many drawn ones in "
+        "each step. 0: all.  "
         "[default: 8192 of 32768 and more, else all]",
         least=0,
         metavar="N",

@@ -114,8 +114,7 @@ def routed_texts(module: RoutedDepth, batch: TrainingBatch, bound: float | None 
         weights, scores[index] = module.routers.of(index + 1)(state)
         among[index] = most_weighty(weights, batch.documents >= 0, module.share())
         passed[index] = among[index] if bound is None else scores[index] > bound
-        after = texts.through(index, state, absent=~passed[index])
-        state = torch.where(passed[index].unsqueeze(-1), blend(state, after, weights.unsqueeze(-1)), state)
+        state = blend(state, texts.through(index, state, passed[index]), weights.unsqueeze(-1))
     return RoutedTexts(state, among, scores, passed)
 
 

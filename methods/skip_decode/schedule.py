@@ -103,8 +103,7 @@ def scheduled_states(schedule: DepthSchedule, adapters: Adapters, batch: Trainin
     """
     texts, state = AdaptedTexts(adapters, batch), batch.states[0].float()
     for index in range(schedule.layers):
-        runs = schedule.runs(index, depths).unsqueeze(-1)
-        state = torch.where(runs, texts.through(index, state), state)
+        state = texts.through(index, state, schedule.runs(index, depths))
     return state
 
 

@@ -165,10 +165,10 @@ def _by_hand(models: Pair, module: Exits, text: list[int], weights: list[float])
     ("label", "shares"),
     [
         ("early_exit[head=trained]", {1: 1 / 3, 2: 1 / 3, 3: 1 / 3}),
-        ("deed[exits=1+3]", {1: 1 / 3, 3: 1 / 3, LAYERS: 1 / 3 + 1}),
+        ("deed[exits=1+3]", {1: 1 / 3, 3: 1 / 3}),  # the last layer's share of the mean is a constant
     ],
 )
-def test_the_loss_is_a_mean_over_exits_and_in_deed_the_last_layer_again(label: str, shares: dict[int, float]) -> None:
+def test_the_loss_is_a_mean_over_exits(label: str, shares: dict[int, float]) -> None:
     models, weights, method = pair("llama"), [float(number % 3) for number in range(20)], build(label)
     assert isinstance(method, EarlyExit | Deed)
     module, batch = noisy_exits(label, models), batch_of(models.naive, [prompt_of(20)], [weights])
@@ -420,6 +420,27 @@ def test_losses_and_gradients_are_those_of_the_formula(ids: list[int] | None, di
     mine = torch.autograd.grad((losses * weights).sum(), exits)
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 17])
+def test_a_loss_over_drawn_tokens_is_that_of_a_vocabulary_of_them_and_the_text(every: int) -> None:
+    """All tokens drawn, it is the whole loss; the target's own states have nothing to learn from any draw."""
+    models = pair("llama")
+    batch = batch_of(models.naive, [prompt_of(9), prompt_of(14, 1)])
+    exits, vocabulary = [torch.randn_like(batch.final)], models.target.vocabulary
+    drawn = range(0, vocabulary, every)
+    sampled = replace(batch, drawn=torch.tensor(drawn), head_rows=lambda ids: lambda x: batch.head(x)[..., ids])
+    kept = torch.tensor(
+        sorted({*drawn, *batch.tokens.flatten().tolist(), *batch.teacher.top_tokens.flatten().tolist()})
+    )
+    over = replace(batch, draft_ids=kept, draft_rows=lambda normed: batch.head(normed)[..., kept])
+    torch.testing.assert_close(exit_losses(sampled, exits), exit_losses(over, exits))
+    assert (len(kept) < vocabulary) == (every > 1)
+    if every == 1:
+        torch.testing.assert_close(exit_losses(sampled, exits), exit_losses(batch, exits))
+    own = batch.final.clone().requires_grad_()
+    (pull,) = torch.autograd.grad(exit_losses(sampled, [own], ce_share=0.0).sum(), own)
+    assert float(pull.abs().max()) < 1e-6
 
 
 def test_places_in_a_draft_vocabulary() -> None:

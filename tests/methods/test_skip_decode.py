@@ -313,23 +313,47 @@ def test_documents_in_one_row_do_not_see_each_other() -> None:
         torch.testing.assert_close(together[0, start : start + len(text)], alone[0], rtol=1e-4, atol=1e-4)
 
 
-def last_state(adapters: Adapters, batch: TrainingBatch, absent: Tensor | None = None) -> Tensor:
+def last_state(adapters: Adapters, batch: TrainingBatch, passing: Tensor | None = None) -> Tensor:
     texts, state = AdaptedTexts(adapters, batch), batch.states[0]
     for index in range(len(batch.states) - 1):
-        state = texts.through(index, state, absent)
+        state = texts.through(index, state, passing)
     return state
 
 
 @torch.no_grad()
-def test_absent_tokens_are_seen_by_nobody_but_themselves() -> None:
+def test_tokens_that_do_not_pass_keep_their_state_and_are_seen_by_nobody() -> None:
     models, text, other = pair("llama"), prompt_of(9), prompt_of(9)
     other[4] = (other[4] + 1) % 24
     adapters = adapters_for(models.target)
-    absent = torch.arange(9)[None] == 4
-    for hidden, equal in ((absent, True), (None, False)):
-        one, two = (last_state(adapters, batch_of(models.naive, [some]), hidden)[0] for some in (text, other))
+    all_but_one = torch.arange(9)[None] != 4
+    for passing, equal in ((all_but_one, True), (None, False)):
+        batches = [batch_of(models.naive, [some]) for some in (text, other)]
+        one, two = (last_state(adapters, batch, passing)[0] for batch in batches)
         assert torch.allclose(one[5:], two[5:], atol=1e-5) == equal
-        assert torch.allclose(one[:4], two[:4], atol=1e-5) and not torch.allclose(one[4], two[4], atol=1e-3)
+        assert torch.equal(one[4], batches[0].states[0][0, 4]) == equal
+        assert torch.allclose(one[:4], two[:4], atol=1e-5)
+    nobody = last_state(adapters, batches[0], torch.zeros(1, 9, dtype=torch.bool))
+    assert torch.equal(nobody, batches[0].states[0])
+
+
+def test_rows_of_which_some_tokens_pass_are_as_if_each_were_alone() -> None:
+    """Values and gradients; the tokens that pass are gathered from all rows."""
+    models, texts = pair("llama"), [prompt_of(9), prompt_of(7, 1), prompt_of(9, 2)]
+    adapters, batch = adapters_for(models.target), batch_of(models.naive, texts)
+    passing = (torch.arange(27).view(3, 9) % 4 > 0) & (batch.documents >= 0)
+    together = last_state(adapters, batch, passing)
+    alone = [
+        last_state(adapters, batch_of(models.naive, [text]), passing[row : row + 1, : len(text)])[0]
+        for row, text in enumerate(texts)
+    ]
+    for row, state in enumerate(alone):
+        torch.testing.assert_close(together[row, : len(state)], state, rtol=1e-4, atol=1e-4)
+    weights = [*adapters.parameters()]
+    real = batch.documents >= 0
+    mine = torch.autograd.grad(together[real].square().mean(), weights)
+    theirs = torch.autograd.grad(torch.cat(alone).square().mean(), weights)
+    for one, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_half_precision_is_added_up_in_float32() -> None:

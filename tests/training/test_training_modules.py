@@ -101,6 +101,20 @@ def test_an_impossible_yardstick_is_refused_when_first_measured(batch: Batch, mo
     assert shares({"mine": 1.0000001}) == {"mine": 1.0}
 
 
+def test_tokens_are_drawn_in_training_and_never_in_measuring(batch: Batch) -> None:
+    """deed answers by itself, so it is measured over the whole vocabulary; with all tokens drawn the losses agree."""
+    model, method = tiny_model("llama"), build("deed[exits=1]")
+    assert isinstance(method, Trainable)
+    vocabulary, maker = model.config.vocab_size, BatchMaker(model, CPU)
+    module = method.build(Target(model, None).info, model.lm_head.weight)
+    whole, few, many = (ModuleObjective(method, maker, drawn, vocabulary) for drawn in (0, 2, 50 * vocabulary))
+    torch.manual_seed(0)
+    assert torch.allclose(many(module, batch), whole(module, batch))
+    with torch.no_grad():
+        assert float(few(module, batch)) != float(few(module, batch)), "another draw for each pass"
+        assert few.measure(module, batch) == whole.measure(module, batch)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a target of random weights, and heads trained for it on its own text."""

@@ -24,6 +24,7 @@ from benchctl.decoding.modules.trainable import WEIGHTS, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch, PackedCorpus, Piece, batch_of, constant
+from benchctl.training.modules import training_text
 from benchctl.training.modules.frozen import BatchMaker, FrozenTarget, find_target, load_target
 from benchctl.training.modules.job import scores_draft_vocabulary
 from benchctl.training.modules.store import _ENTRY, StoredBatches, TeacherStore
@@ -286,6 +287,21 @@ def test_what_answers_without_verification_learns_the_whole_vocabulary(label: st
     method = build(label)
     assert isinstance(method, Trainable)
     assert scores_draft_vocabulary(method) == drafts
+
+
+def test_parts_that_answer_compare_drawn_tokens_of_a_large_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card says how many; --draft-vocabulary 0 compares all."""
+    monkeypatch.setattr(training_text, "LARGE_VOCABULARY", 64)
+    monkeypatch.setattr(training_text, "DRAFT_TOKENS", 48)
+    write_data(tmp_path / "data")
+    tiny_folder(tmp_path / "target")
+    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--steps", 2, *BATCHES, *COMMON)
+    for out, more, says in (("some", (), True), ("all", ("--draft-vocabulary", 0), False)):
+        done("train", "skip_decode", *words, "--out", tmp_path / out, *more)
+        assert ("its own tokens and 48 drawn ones" in (tmp_path / out / "README.md").read_text()) == says
+        assert read_draft_vocabulary(tmp_path / out) is None
 
 
 def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids(tmp_path: Path) -> None:

@@ -26,22 +26,15 @@ class TextAttention:
         self.rotary = batch.rotary(batch.positions.flatten()).unsqueeze(1)
         self._visible: dict[int | None, Tensor] = {}
 
-    def mix(self, attention: Attention, queries: Tensor, held: Tensor, absent: Tensor | None = None) -> Tensor:
-        """[rows, n, queries] what queries take from the values of ``held``, both as layers.project gives them.
-
-        Tokens where ``absent`` [rows, n] is true are seen by nobody but themselves.
-        """
+    def mix(self, attention: Attention, queries: Tensor, held: Tensor) -> Tensor:
+        """[rows, n, queries] what queries take from the values of ``held``, both as layers.project gives them."""
         rows, n = self._batch.tokens.shape
         keys, values = held.view(2, attention.kv_heads, rows, n, -1).transpose(1, 2).to(queries.dtype)
-        visible = self._mask(attention.window)
-        if absent is not None:
-            itself = torch.eye(n, dtype=torch.bool, device=visible.device)
-            visible = visible & (itself | ~absent[:, None, None])
         mixed = F.scaled_dot_product_attention(
             queries.view(rows, n, attention.heads, -1).transpose(1, 2),
             keys,
             values,
-            attn_mask=visible,
+            attn_mask=self._mask(attention.window),
             scale=attention.scale,
             enable_gqa=attention.heads != attention.kv_heads,
         )
@@ -116,13 +109,30 @@ class AdaptedTexts:
         self._adapters, self._batch = adapters, batch
         self._attention = TextAttention(batch)
 
-    def through(self, index: int, state: Tensor, absent: Tensor | None = None) -> Tensor:
-        """[rows, n, width] after layer ``index``; ``absent`` as for TextAttention.mix."""
+    def through(self, index: int, state: Tensor, passing: Tensor | None = None) -> Tensor:
+        """[rows, n, width] after layer ``index``.
+
+        With ``passing`` [rows, n] only these tokens run it and are seen in it, at the cost of their number; the others
+        keep their state.
+        """
+        if passing is None or bool(passing.all()):
+            return self._layer(index, state, self._attention)
+        if not bool(passing.any()):
+            return state
+        batch = self._batch
+        rows, n = batch.tokens.shape
+        apart = batch.documents + (n + 1) * torch.arange(rows, device=passing.device).unsqueeze(1)
+        tokens, documents, positions = (each[passing][None] for each in (batch.tokens, apart, batch.positions))
+        some = TextAttention(replace(batch, tokens=tokens, documents=documents, positions=positions))
+        after = self._layer(index, state[passing][None], some)
+        return state.masked_scatter(passing.unsqueeze(-1), after)
+
+    def _layer(self, index: int, state: Tensor, attention: TextAttention) -> Tensor:
         layer, adapter = self._batch.layer(index), self._adapters.layers.of(index + 1)
         normed = layer.attention_norm(state).flatten(0, 1)
-        rotary = self._attention.rotary
+        rotary = attention.rotary
         queries, held = project(layer.attention, normed, rotary, lambda flat: flat.add_(adapter.qkv(normed)))
-        mixed = self._attention.mix(layer.attention, queries, held, absent)
+        mixed = attention.mix(layer.attention, queries, held)
         state = state + layer.attention.out(mixed) + adapter.out(mixed)
         normed, mlp = layer.mlp_norm(state), layer.mlp
         if not isinstance(mlp, Mlp) or adapter.gate_up is None or adapter.down is None:

@@ -248,8 +248,9 @@ def exit_losses(
     0 where that has no weight. Over a draft vocabulary the target's distribution is restricted to it, and a token
     counts by the mass inside: mass * KL(restricted, renormalised || exit's). Its gradient is that of the terms inside
     of the whole divergence. EAGLE-3 (arXiv 2503.01840) drops tokens whose likeliest successor is outside; the mass
-    makes no jump there. Text outside has no cross-entropy.
+    makes no jump there. Text outside has no cross-entropy. The same holds for the tokens drawn of a whole vocabulary.
     """
+    batch = batch.sampled()
     tokens, weights = batch.ahead(distance)
     some = weights.flatten().nonzero()[:, 0]
     final, log_normalizers = (
@@ -291,11 +292,12 @@ def exits_loss(module: Exits, batch: TrainingBatch) -> Tensor:
 
 
 def deep_supervision_loss(module: Exits, batch: TrainingBatch) -> Tensor:
-    """DEED's L = L_avg + L_N: the mean over exits and last layer, and the last layer's again, a constant here."""
-    exits, weights = [module.normed(batch, layer) for layer in module.layers], batch.ahead(1).weights
-    with torch.no_grad():
-        last = (exit_losses(batch, [batch.final]) * weights).sum()
-    return (exit_losses(batch, exits) * weights).sum() / (len(exits) + 1) + last / (len(exits) + 1) + last
+    """The part of DEED's L = L_avg + L_N that can learn: L_avg, the mean over exits and last layer, without the last.
+
+    The last layer is the frozen target's: its own loss is a constant.
+    """
+    losses = exit_losses(batch, [module.normed(batch, layer) for layer in module.layers])
+    return (losses.sum(0) * batch.ahead(1).weights).sum() / (len(module.layers) + 1)
 
 
 def agreement_loss(scores: Mapping[int, Tensor], right: Mapping[int, Tensor], batch: TrainingBatch) -> Tensor:

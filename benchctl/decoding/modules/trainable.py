@@ -6,7 +6,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
@@ -92,6 +92,8 @@ class TrainingBatch:
     stored_teacher  the target's predictions from a store; ``teacher`` computes them otherwise
     draft_ids  [k] tokens that drafters score, ascending; None for the whole vocabulary
     draft_rows the LM head of those tokens alone: normed [..., width] -> target logits [..., k]; differentiable likewise
+    drawn      [k] tokens that a loss compares, besides those of the text; None for all
+    head_rows  gives the LM head of any tokens [k], as draft_rows
     """
 
     tokens: Tensor
@@ -107,6 +109,8 @@ class TrainingBatch:
     stored_teacher: TeacherOutput | None = None
     draft_ids: Tensor | None = None
     draft_rows: Callable[[Tensor], Tensor] | None = None
+    drawn: Tensor | None = None
+    head_rows: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None
 
     @cached_property
     def teacher(self) -> TeacherOutput:
@@ -117,6 +121,17 @@ class TrainingBatch:
     def draft_head(self) -> Callable[[Tensor], Tensor]:
         """The LM head of the tokens that drafters score: all of them where there is no draft vocabulary."""
         return self.draft_rows or self.head
+
+    def sampled(self) -> TrainingBatch:
+        """With ``drawn``, a batch whose draft vocabulary is these, the tokens of the text and the target's likeliest.
+
+        Ours. Whatever is drawn, such a loss is least where the ratios of the probabilities are the target's, so over
+        many draws it has the optimum of a loss over the whole vocabulary, for a share of its products.
+        """
+        if self.drawn is None or self.head_rows is None:
+            return self
+        ids = torch.cat((self.tokens.flatten(), self.teacher.top_tokens.flatten(), self.drawn)).unique()
+        return replace(self, drawn=None, draft_ids=ids, draft_rows=self.head_rows(ids), stored_teacher=self.teacher)
 
     @property
     def covered(self) -> dict[str, Tally]:

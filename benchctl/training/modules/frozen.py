@@ -177,17 +177,21 @@ class BatchMaker:
             stored_teacher=teacher,
             draft_ids=self.draft_ids,
             draft_rows=self._draft_rows,
+            head_rows=self._head_rows,
         )
 
     def draft_over(self, ids: Tensor | None) -> dict[str, str]:
         """From now on drafters score these tokens only, [k] ascending, or all; as a fact of the run."""
         if ids is None:
             return {}
-        head = self._target.get_output_embeddings()
         self.draft_ids = ids.to(self._device, torch.int64)
-        bias = None if head.bias is None else head.bias[self.draft_ids]
-        self._draft_rows = partial(functional.linear, weight=head.weight[self.draft_ids], bias=bias)
+        self._draft_rows = self._head_rows(self.draft_ids)
         return {"draft vocabulary": hashlib.sha256(ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]}
+
+    def _head_rows(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+        head = self._target.get_output_embeddings()
+        bias = None if head.bias is None else head.bias[ids]
+        return partial(functional.linear, weight=head.weight[ids], bias=bias)
 
     def _teacher_pass(self, batch: Batch) -> tuple[Sequence[Tensor], TeacherOutput | None]:
         """The residuals, and the target's predictions where a store has them."""
@@ -223,17 +227,25 @@ class BatchMaker:
 
 @dataclass(frozen=True)
 class ModuleObjective:
-    """What a method says of its modules as the trainer's objective."""
+    """What a method says of its modules as the trainer's objective.
+
+    ``drawn`` of the ``vocabulary`` are compared in each pass of the training, see TrainingBatch; 0 for all.
+    """
 
     method: Trainable
     training_batch_of: Callable[[Batch], TrainingBatch]
+    drawn: int = 0
+    vocabulary: int = 0
 
     def pace(self, module: nn.Module, progress: float) -> None:
         """What changes as the training goes on; see Trainable.pace."""
         self.method.pace(module, progress)
 
     def __call__(self, module: nn.Module, batch: Batch) -> Tensor:
-        return self.method.loss(module, self.training_batch_of(batch))
+        seen = self.training_batch_of(batch)
+        if self.drawn:
+            seen = replace(seen, drawn=torch.randint(self.vocabulary, (self.drawn,), device=seen.tokens.device))
+        return self.method.loss(module, seen)
 
     def measure(self, module: nn.Module, batch: Batch) -> HeldOut:
         """`loss`, and the method's own yardsticks. Raises UserError for those that modules.json could not hold."""

@@ -104,11 +104,13 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
     if isinstance(method, UsesDraftVocabulary):
         method.vocabulary = DraftVocabulary(ids)
     torch.manual_seed(options.seed)
-    module = method.build(target.info, target.lm_head)
+    info = target.info
+    module = method.build(info, target.lm_head)
     if stage:
-        take_weights(module, method, label.name, method.modules, (target.info, target.weights_sha256), whole=False)
-    objective = ModuleObjective(method, maker)
-    facts |= maker.draft_over(ids)
+        take_weights(module, method, label.name, method.modules, (info, target.weights_sha256), whole=False)
+    drawn = 0 if stage or scores_draft_vocabulary(method) else draft_size(options.draft_vocabulary, info.vocabulary)
+    objective = ModuleObjective(method, maker, drawn, info.vocabulary)
+    facts |= maker.draft_over(ids) | ({"drawn tokens": str(drawn)} if drawn else {})
     run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
     if not job_context.world.leads:
         return None
@@ -139,7 +141,7 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
         parameters=parameter_count(module),
         shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
         purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
-        method=f"{files.name} itself stood still{only}. It read {text.described}.{draft_text(ids)}{before}",
+        method=f"{files.name} itself stood still{only}. It read {text.described}.{draft_text(ids, drawn)}{before}",
         use=f"benchctl run --model {{model}} --method '{trained.text}'",
         held_out=run.measured,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",

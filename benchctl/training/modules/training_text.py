@@ -276,8 +276,10 @@ def draft_tokens(asked: int | None, vocabulary: int, data: Data) -> Tensor | Non
     return torch.from_numpy(np.sort(np.argsort(-weight, kind="stable")[:count]))
 
 
-def draft_text(ids: Tensor | None) -> str:
-    """A sentence for a card; empty for the whole vocabulary."""
+def draft_text(ids: Tensor | None, drawn: int = 0) -> str:
+    """A sentence for a card; empty for a loss over the whole vocabulary."""
+    if drawn:
+        return f" The loss of a step is over its own tokens and {drawn:,} drawn ones."
     return (
         "" if ids is None else f" The loss is over a draft vocabulary: the {len(ids):,} most frequent tokens of that."
     )
