@@ -176,8 +176,6 @@ def train(
     world, notify = job_context.world, job_context.notify
     if world.leads:
         _tell_losses(data, settings, notify)
-        if options.dtype == "auto" and not settings.bf16:
-            notify("This processor has no bfloat16 products: training in float32; --dtype bfloat16 insists.")
     trainer = Trainer(module, objective, data, settings, folder, clock, report, world, notify, facts)
     resumed = options.resume and trainer.resume()
     if world.leads and not resumed:

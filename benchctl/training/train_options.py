@@ -60,7 +60,7 @@ class TrainOptions:
     device: str = setting("cpu", "Where to train.", metavar="cpu|cuda[:N]")
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "auto: bfloat16 products if the processor supports them. A frozen target is kept in float32 on a CPU, and in "
+        "auto: bfloat16 products where they are much faster. A frozen target is kept in float32 on a CPU, and in "
         "bfloat16 on a GPU that supports it.",
     )
     threads: int | None = setting(None, "CPU threads.  [default: torch's choice]", least=1)
