@@ -1,7 +1,8 @@
 """Kangaroo's adapter: its weights, as a layer that drafts, and over the texts of a training batch.
 
 Liu et al. 2024, arXiv 2404.18911: RMSNorm, attention over the exit states of the text and a residual, then RMSNorm and
-the target's LM head; no MLP.
+the target's LM head; no MLP. Ours: rotations and head size are the target's (authors' code: base 10000, width / heads).
+The last norm is the target's times a trained gain, where theirs has a gain of its own. The first epsilon is fixed.
 """
 
 from __future__ import annotations
