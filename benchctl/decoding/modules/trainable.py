@@ -130,7 +130,7 @@ class TrainingBatch:
         """
         if self.drawn is None or self.head_rows is None:
             return self
-        ids = torch.cat((self.tokens.flatten(), self.teacher.top_tokens.flatten(), self.drawn)).unique()
+        ids = torch.cat((self.tokens.flatten(), self.teacher.top_tokens.flatten(), self.drawn)).unique()  # type: ignore[no-untyped-call]
         return replace(self, drawn=None, draft_ids=ids, draft_rows=self.head_rows(ids), stored_teacher=self.teacher)
 
     @property
