@@ -182,13 +182,21 @@ def test_a_full_disk_loses_nothing(target: FrozenTarget, tmp_path: Path) -> None
         assert len(store) == 3
 
 
-def test_a_second_run_reads_what_is_there_and_writes_nothing(target: FrozenTarget, tmp_path: Path) -> None:
+def test_a_second_run_writes_nothing_and_reads_what_the_first_adds(
+    target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It read what was there at its start only, and computed the rest again in each epoch."""
     told: list[str] = []
     with stored(target, tmp_path) as (_, maker):
         maker(batch_of(pieces()[:1], TOKENS, pad_id=0))
         with TeacherStore(tmp_path, target, LARGE, True, told.append) as second:
-            StoredBatches(target, second)(batch())
+            reader = StoredBatches(target, second)
+            computed = reader(batch()).states[2]
             assert (len(second), len(told)) == (2, 1)
+            maker(batch())
+            monkeypatch.setattr(reader, "_states", None)
+            torch.testing.assert_close(reader(batch()).states[2], computed, rtol=1e-3, atol=1e-3)
+            assert (len(second), len(told)) == (3, 1)
 
 
 def test_the_most_frequent_tokens_are_drafted(target: FrozenTarget) -> None:

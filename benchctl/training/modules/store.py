@@ -63,7 +63,7 @@ class TeacherStore:
         self.folder = folder / f"states-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         self._layer_bytes, self.layers = 2 * info.hidden_size, info.layers + 1
         self.token_bytes = self.layers * self._layer_bytes + _TEACHER_BYTES
-        self._limit, self._checked, self._notify = limit, set[bytes](), notify
+        self._limit, self._checked, self._damaged, self._notify = limit, set[bytes](), set[bytes](), notify
         self._lock: IO[str] | None = None
         with self._kept():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -93,10 +93,14 @@ class TeacherStore:
         None where there is none, and where the disk gives something else than was written: it is computed again.
         """
         key = _key(tokens)
+        if key not in self._blocks and self._lock is None and self._grown:
+            self._blocks = self._read_index()
         block = self._blocks.get(key)
         if block is not None and key not in self._checked:
             if zlib.crc32(self._read(block.place, block.tokens * self.token_bytes)) != block.crc:
-                self._notify(f"{self.folder}: the states of a document are damaged; they are computed again")
+                if key not in self._damaged:
+                    self._notify(f"{self.folder}: the states of a document are damaged; they are computed again")
+                self._damaged.add(key)
                 del self._blocks[key]
                 return None
             self._checked.add(key)
@@ -163,8 +167,13 @@ class TeacherStore:
         try:
             return locked(self.folder / ".lock", busy)
         except BlockingIOError:
-            notify(f"{self.folder}: another run is writing these states; this one reads those that are there now")
+            notify(f"{self.folder}: another run is writing these states; this one only reads them")
             return None
+
+    @property
+    def _grown(self) -> bool:
+        """Whether the run that writes has added blocks."""
+        return os.fstat(self._index.fileno()).st_size // _ENTRY.size > self._entries
 
     def _open(self, name: str, mode: str) -> FileIO:
         path = self.folder / name
