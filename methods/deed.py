@@ -51,6 +51,10 @@ class Deed(ExitPolicy, Trainable):
         AdapterSettings("bottleneck", self.rank, self.alpha)  # refuses what cannot be
 
     @property
+    def draws_tokens(self) -> bool:
+        return True
+
+    @property
     def kv_fill(self) -> KvFill:
         return deferred_exact
 

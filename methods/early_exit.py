@@ -91,6 +91,10 @@ class EarlyExit(ExitPolicy, Trainable):
         return self.head == "trained" or self.confidence == "classifier"
 
     @property
+    def draws_tokens(self) -> bool:
+        return self.head == "trained"
+
+    @property
     def second_stage(self) -> SecondStage | None:
         """The classifiers of trained exits: their labels are known once those stand still, as in CALM."""
         if self.head == "target":

@@ -137,6 +137,10 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
         replacing(folder, lambda: _write_index(pack, packed)) as partial,
     ):
         _copy(modules, MODULE_FILES, partial)
+        card = (partial / "README.md").read_text(encoding="utf-8")
+        for old, new in ((f"# {modules.name}\n", f"# {facts.method}\n"), (f"[modules={modules.name},", "[")):
+            card = card.replace(old, new, 1)  # the folder's name changes, and in the package no label has to give it
+        (partial / "README.md").write_text(card, encoding="utf-8")
         save_file(halved, partial / MODULES)
     return packed
 

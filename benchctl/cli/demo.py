@@ -72,7 +72,7 @@ def demo(context: click.Context, out: Path | None) -> None:
         )
         if left_out := [label for label in every if label not in dense]:
             click.echo(
-                f"Left out, since {targets[0]} has no trained modules for them: {', '.join(left_out)}.", err=True
+                f"Left out, since {targets[0]} has no modules for these options: {', '.join(left_out)}.", err=True
             )
         _verb(context, "run", *_arguments(dense, SUITES, prompts, files[0], "--model", targets[0]))
         click.echo(_ABOUT_EXPERTS, err=True)

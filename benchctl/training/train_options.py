@@ -60,8 +60,8 @@ class TrainOptions:
     device: str = setting("cpu", "Where to train.", metavar="cpu|cuda[:N]")
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
-        "auto: bfloat16 products where they are much faster. A frozen target is kept in float32 on a CPU, and in "
-        "bfloat16 on a GPU that supports it.",
+        "auto: bfloat16 on a GPU or ARM processor that supports it and on x86 with AMX, else float32. On a CPU the "
+        "frozen target stays in float32.",
     )
     threads: int | None = setting(None, "CPU threads.  [default: torch's choice]", least=1)
     compiled: bool = setting(False, "Compile the loss with torch.compile.", flags=("--compile/--no-compile",))
@@ -93,8 +93,8 @@ class TeacherOptions(TrainOptions):
     )
     draft_vocabulary: int | None = setting(
         None,
-        "Tokens that drafters score, the most frequent of the data. Parts that answer compare as many drawn ones in "
-        "each step. 0: all.  "
+        "Tokens that drafters score, the most frequent of the data. For exits and adapters that answer: tokens drawn "
+        "for the loss of each pass. 0: all.  "
         "[default: 8192 of 32768 and more, else all]",
         least=0,
         metavar="N",

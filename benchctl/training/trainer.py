@@ -382,7 +382,7 @@ def check_shares(stages: Sequence[Stage], batch_tokens: int, world: World) -> No
 def bf16_helps(device: str) -> bool:
     """Whether bfloat16 products are much faster than float32 ones on the processor `device` (cpu, cuda, cuda:1) names.
 
-    Of x86 processors on those with AMX only: with AVX512_BF16 alone torch's are slower than float32.
+    Of x86 processors only on those with AMX.
     """
     if device.startswith("cuda"):
         with torch.cuda.device(torch.device(device)):

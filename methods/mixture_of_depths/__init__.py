@@ -56,6 +56,10 @@ class MixtureOfDepths(Method, Trainable):
             raise ValueError(f"capacity is {self.capacity}; it must be above 0 and at most 1")
         check_options(self, 0, "threshold", most=1)
 
+    @property
+    def draws_tokens(self) -> bool:
+        return True
+
     def unsupported(self, target: TargetInfo) -> str | None:
         return "it has one layer, and the first is never routed" if target.layers < 2 else None
 

@@ -82,6 +82,10 @@ class SkipDecode(Method, Batched, Trainable):
         return f"later tokens skip layers and are not verified by the full target{trained}"
 
     @property
+    def draws_tokens(self) -> bool:
+        return True
+
+    @property
     def needs_modules(self) -> bool:
         return self.adapters == "lora"
 

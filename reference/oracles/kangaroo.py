@@ -117,7 +117,7 @@ def compare(code: Any, seed: int, folder: Path) -> Counter[str]:
     model = in_float64(random_model(random_config("llama", **sizes, rope_parameters=rotations), seed, torch.float64))
     for name, weight in model.model.layers[2:].named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weight.mul_(0.25)  # so that exits are right now and then
+            weight.mul_(0.25)  # so that exits are right for some tokens
     end, exit_layer, most = draw.choice((-1, draw.randrange(VOCABULARY))), draw.randint(1, 4), draw.randint(1, 8)
     target = Target(model, TargetTokenizer(None, model.config, frozenset({end})))
     prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 30))]

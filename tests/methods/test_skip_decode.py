@@ -313,6 +313,18 @@ def test_documents_in_one_row_do_not_see_each_other() -> None:
         torch.testing.assert_close(together[0, start : start + len(text)], alone[0], rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_documents_in_one_row_of_which_some_tokens_pass_do_not_see_each_other() -> None:
+    model = tiny_model("llama", layers=LAYERS, vocab_size=24)
+    adapters, batch = adapters_for(Target(model, None)), BatchMaker(model, torch.device("cpu"))(two_documents())
+    passing = torch.arange(12)[None] % 3 > 0
+    together = last_state(adapters, batch, passing)
+    naive = Naive(in_float64(model.double()))
+    for start, text in ((0, prompt_of(6)), (6, prompt_of(5, 1))):
+        alone = last_state(adapters, batch_of(naive, [text]), passing[:, start : start + len(text)])
+        torch.testing.assert_close(together[0, start : start + len(text)], alone[0], rtol=1e-4, atol=1e-4)
+
+
 def last_state(adapters: Adapters, batch: TrainingBatch, passing: Tensor | None = None) -> Tensor:
     texts, state = AdaptedTexts(adapters, batch), batch.states[0]
     for index in range(len(batch.states) - 1):
@@ -336,9 +348,10 @@ def test_tokens_that_do_not_pass_keep_their_state_and_are_seen_by_nobody() -> No
     assert torch.equal(nobody, batches[0].states[0])
 
 
-def test_rows_of_which_some_tokens_pass_are_as_if_each_were_alone() -> None:
-    """Values and gradients; the tokens that pass are gathered from all rows."""
-    models, texts = pair("llama"), [prompt_of(9), prompt_of(7, 1), prompt_of(9, 2)]
+@pytest.mark.parametrize("family", ["llama", "mistral_window"])
+def test_rows_of_which_some_tokens_pass_are_as_if_each_were_alone(family: str) -> None:
+    """Values and gradients; rows have other numbers of tokens that pass."""
+    models, texts = pair(family), [prompt_of(9), prompt_of(7, 1), prompt_of(9, 2)]
     adapters, batch = adapters_for(models.target), batch_of(models.naive, texts)
     passing = (torch.arange(27).view(3, 9) % 4 > 0) & (batch.documents >= 0)
     together = last_state(adapters, batch, passing)

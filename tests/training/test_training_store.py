@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -182,6 +183,13 @@ def test_a_full_disk_loses_nothing(target: FrozenTarget, tmp_path: Path) -> None
         assert len(store) == 3
 
 
+def test_a_reader_that_opened_the_store_first_sees_what_is_added(target: FrozenTarget, tmp_path: Path) -> None:
+    with TeacherStore(tmp_path, target, LARGE, False) as reader, stored(target, tmp_path) as (writer, maker):
+        maker(batch())
+        StoredBatches(target, reader)(batch())
+        assert len(reader) == len(writer) == 3
+
+
 def test_a_second_run_writes_nothing_and_reads_what_the_first_adds(
     target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,10 +314,21 @@ def test_parts_that_answer_compare_drawn_tokens_of_a_large_vocabulary(
     write_data(tmp_path / "data")
     tiny_folder(tmp_path / "target")
     words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--steps", 2, *BATCHES, *COMMON)
-    for out, more, says in (("some", (), True), ("all", ("--draft-vocabulary", 0), False)):
-        done("train", "skip_decode", *words, "--out", tmp_path / out, *more)
-        assert ("its own tokens and 48 drawn ones" in (tmp_path / out / "README.md").read_text()) == says
-        assert read_draft_vocabulary(tmp_path / out) is None
+    classifier = "early_exit[head=target,confidence=classifier]"  # learns where exits agree, from all tokens
+    for label, more, drawn in (
+        ("skip_decode", (), 48),
+        ("skip_decode", ("--draft-vocabulary", 60), 60),
+        ("skip_decode", ("--draft-vocabulary", 0), 0),
+        (classifier, (), 0),
+    ):
+        out = tmp_path / f"{label}{more}"
+        done("train", label, *words, "--out", out, *more)
+        said = re.findall(r"over (\d+) random tokens", (out / "README.md").read_text())
+        assert said == [str(drawn)] * bool(drawn)
+        assert read_draft_vocabulary(out) is None
+    assert "--draft-vocabulary" in refused(
+        "train", classifier, *words, "--out", tmp_path / "no", "--draft-vocabulary", 60
+    )
 
 
 def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids(tmp_path: Path) -> None:
@@ -323,6 +342,5 @@ def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids
     assert ids is not None and len(ids) == 60
     assert "over a draft vocabulary" not in (tmp_path / "two" / "README.md").read_text()
     assert facts["method"] == "early_exit"
-    for label, out in (("skip_decode", "three"), (second, "four")):
-        told = refused("train", label, *words, "--out", tmp_path / out, "--draft-vocabulary", 60)
-        assert "--draft-vocabulary" in told
+    told = refused("train", second, *words, "--out", tmp_path / "three", "--draft-vocabulary", 60)
+    assert "--draft-vocabulary" in told

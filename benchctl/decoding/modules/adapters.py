@@ -112,20 +112,23 @@ class AdaptedTexts:
     def through(self, index: int, state: Tensor, passing: Tensor | None = None) -> Tensor:
         """[rows, n, width] after layer ``index``.
 
-        With ``passing`` [rows, n] only these tokens run it and are seen in it, at the cost of their number; the others
-        keep their state.
+        Only the tokens where ``passing`` [rows, n] is true run it and are seen in it; the others keep their state. It
+        costs as much as rows that are as long as the one with most of these tokens.
         """
-        if passing is None or bool(passing.all()):
-            return self._layer(index, state, self._attention)
-        if not bool(passing.any()):
-            return state
         batch = self._batch
-        rows, n = batch.tokens.shape
-        apart = batch.documents + (n + 1) * torch.arange(rows, device=passing.device).unsqueeze(1)
-        tokens, documents, positions = (each[passing][None] for each in (batch.tokens, apart, batch.positions))
-        some = TextAttention(replace(batch, tokens=tokens, documents=documents, positions=positions))
-        after = self._layer(index, state[passing][None], some)
-        return state.masked_scatter(passing.unsqueeze(-1), after)
+        if passing is None or bool((passing | (batch.documents < 0)).all()):
+            return self._layer(index, state, self._attention)
+        longest = int(passing.sum(1).max())
+        places = passing.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # behind them some that do not
+        runs = passing.gather(1, places)
+        tokens, documents, positions = (
+            each.gather(1, places) for each in (batch.tokens, batch.documents, batch.positions)
+        )
+        some = replace(batch, tokens=tokens, documents=documents.masked_fill(~runs, -1), positions=positions)
+        wide = places.unsqueeze(-1).expand(-1, -1, state.shape[-1])
+        before = state.gather(1, wide)
+        after = self._layer(index, before, TextAttention(some)) if longest else before
+        return state.scatter(1, wide, torch.where(runs.unsqueeze(-1), after, before))
 
     def _layer(self, index: int, state: Tensor, attention: TextAttention) -> Tensor:
         layer, adapter = self._batch.layer(index), self._adapters.layers.of(index + 1)

@@ -248,7 +248,7 @@ def exit_losses(
     0 where that has no weight. Over a draft vocabulary the target's distribution is restricted to it, and a token
     counts by the mass inside: mass * KL(restricted, renormalised || exit's). Its gradient is that of the terms inside
     of the whole divergence. EAGLE-3 (arXiv 2503.01840) drops tokens whose likeliest successor is outside; the mass
-    makes no jump there. Text outside has no cross-entropy. The same holds for the tokens drawn of a whole vocabulary.
+    makes no jump there. Text outside has no cross-entropy. Tokens drawn for a batch are such a vocabulary too.
     """
     batch = batch.sampled()
     tokens, weights = batch.ahead(distance)

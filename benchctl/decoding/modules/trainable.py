@@ -92,7 +92,7 @@ class TrainingBatch:
     stored_teacher  the target's predictions from a store; ``teacher`` computes them otherwise
     draft_ids  [k] tokens that drafters score, ascending; None for the whole vocabulary
     draft_rows the LM head of those tokens alone: normed [..., width] -> target logits [..., k]; differentiable likewise
-    drawn      [k] tokens that a loss compares, besides those of the text; None for all
+    drawn      [k] tokens that exit_losses compares, besides the target's likeliest ones; None for all
     head_rows  gives the LM head of any tokens [k], as draft_rows
     """
 
@@ -123,14 +123,15 @@ class TrainingBatch:
         return self.draft_rows or self.head
 
     def sampled(self) -> TrainingBatch:
-        """With ``drawn``, a batch whose draft vocabulary is these, the tokens of the text and the target's likeliest.
+        """With ``drawn``, a batch whose draft vocabulary is these and the target's likeliest tokens.
 
         Ours. Whatever is drawn, such a loss is least where the ratios of the probabilities are the target's, so over
         many draws it has the optimum of a loss over the whole vocabulary, for a share of its products.
         """
-        if self.drawn is None or self.head_rows is None:
+        if self.drawn is None:
             return self
-        ids = torch.cat((self.tokens.flatten(), self.teacher.top_tokens.flatten(), self.drawn)).unique()  # type: ignore[no-untyped-call]
+        assert self.head_rows is not None, "drawn tokens come with a head of any tokens"
+        ids = torch.cat((self.teacher.top_tokens.flatten(), self.drawn)).unique()  # type: ignore[no-untyped-call]
         return replace(self, drawn=None, draft_ids=ids, draft_rows=self.head_rows(ids), stored_teacher=self.teacher)
 
     @property
@@ -226,6 +227,11 @@ class Trainable(ABC):
     def second_stage(self) -> SecondStage | None:
         """What may be trained on top of the modules. Where it is needed, only its weights require a gradient."""
         return None
+
+    @property
+    def draws_tokens(self) -> bool:
+        """Whether its loss is exit_losses over a vocabulary of which each pass may draw a part."""
+        return False
 
     @abstractmethod
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:

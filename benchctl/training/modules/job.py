@@ -108,7 +108,7 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
     module = method.build(info, target.lm_head)
     if stage:
         take_weights(module, method, label.name, method.modules, (info, target.weights_sha256), whole=False)
-    drawn = 0 if stage or scores_draft_vocabulary(method) else draft_size(options.draft_vocabulary, info.vocabulary)
+    drawn = draft_size(options.draft_vocabulary, info.vocabulary) if _draws(method) else 0
     objective = ModuleObjective(method, maker, drawn, info.vocabulary)
     facts |= maker.draft_over(ids) | ({"drawn tokens": str(drawn)} if drawn else {})
     run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
@@ -157,8 +157,8 @@ def _draft_vocabulary(method: Trainable, target: FrozenTarget, options: TeacherO
     size that would be ignored.
     """
     drafts, stage = scores_draft_vocabulary(method), _second_stage(method)
-    if options.draft_vocabulary and (stage or not drafts):
-        reason = "it takes that of its modules" if drafts else "its answers come from the whole vocabulary"
+    if options.draft_vocabulary and (stage or not (drafts or _draws(method))):
+        reason = "it takes that of its modules" if drafts else "its loss is over the whole vocabulary"
         raise UserError("no_draft_vocabulary", f"Leave out --draft-vocabulary: {reason}.")
     if not drafts:
         return None
@@ -168,6 +168,11 @@ def _draft_vocabulary(method: Trainable, target: FrozenTarget, options: TeacherO
 def scores_draft_vocabulary(method: Trainable) -> bool:
     """Whether the method, with these options, only drafts tokens that the target verifies."""
     return isinstance(method, UsesDraftVocabulary) and getattr(method, "mode", "draft") == "draft"
+
+
+def _draws(method: Trainable) -> bool:
+    """Whether each pass of its training may draw the tokens that it compares."""
+    return method.draws_tokens and not scores_draft_vocabulary(method) and _second_stage(method) is None
 
 
 def _stored(method: Trainable) -> Tensor | None:

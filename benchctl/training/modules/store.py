@@ -52,7 +52,8 @@ class Live:
 class TeacherStore:
     """The states of one target in the folder `states-..` below `folder`, in float16 and at most `limit` bytes.
 
-    They are another's where the target's weights are in another precision. One run `writes`: others read what is there.
+    They are another's where the target's weights are in another precision. One run `writes`: others read what
+    is there and what it adds.
     """
 
     def __init__(
@@ -167,7 +168,10 @@ class TeacherStore:
         try:
             return locked(self.folder / ".lock", busy)
         except BlockingIOError:
-            notify(f"{self.folder}: another run is writing these states; this one only reads them")
+            notify(
+                f"{self.folder}: another run is writing these states; this one reads them, and computes those that are "
+                "missing each time"
+            )
             return None
 
     @property
@@ -177,7 +181,9 @@ class TeacherStore:
 
     def _open(self, name: str, mode: str) -> FileIO:
         path = self.folder / name
-        return FileIO(path if path.exists() or self._lock else os.devnull, mode)
+        if os.access(self.folder, os.W_OK):
+            path.touch()  # so that a run which opens it first sees what another one adds
+        return FileIO(path if path.exists() else os.devnull, mode)
 
     def _read_index(self) -> dict[bytes, Block]:
         """What is there whole; the rest is cut off, unless another run is writing it."""

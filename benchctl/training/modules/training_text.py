@@ -279,7 +279,7 @@ def draft_tokens(asked: int | None, vocabulary: int, data: Data) -> Tensor | Non
 def draft_text(ids: Tensor | None, drawn: int = 0) -> str:
     """A sentence for a card; empty for a loss over the whole vocabulary."""
     if drawn:
-        return f" The loss of a step is over its own tokens and {drawn:,} drawn ones."
+        return f" The loss of a pass is over {drawn:,} random tokens and the target's likeliest ones in that pass."
     return (
         "" if ids is None else f" The loss is over a draft vocabulary: the {len(ids):,} most frequent tokens of that."
     )
