@@ -15,7 +15,7 @@ from benchctl.errors import UserError
 REAL = "smollm2"  # where it was fetched; it needs more time for a token
 EMBEDDED = ("ref-dense", "ref-moe")  # methods that load experts need the second
 SUITES = ("tasks", "wizardlm")  # texts that repeat their prompts, where drafting methods are at their best
-PROMPTS, REAL_PROMPTS, EXPERT_PROMPTS = 9, 5, 5  # of each suite
+PROMPTS, REAL_PROMPTS, EXPERT_PROMPTS = 9, 3, 5  # of each suite
 _BRIEF = ("--source", "embedded", "--max-new-tokens", "48", "--repeats", "1", "--warm-up", "1")
 
 _ABOUT_EXPERTS = (
@@ -41,7 +41,7 @@ def demo(context: click.Context, out: Path | None) -> None:
     """Measure every method on embedded prompts; show table, plot and report. No network, no GPU.
 
     The target is smollm2 if `benchctl fetch smollm2` was run before, otherwise an embedded model. It takes one to three
-    minutes on two cores. It uses `run`, `compare`, `plot` and `report`. Ctrl-C keeps what is measured.
+    minutes on two cores, with smollm2 up to six. It uses `run`, `compare`, `plot` and `report`. Ctrl-C keeps what is measured.
 
     \b
     Examples:
