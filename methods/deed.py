@@ -45,14 +45,11 @@ class Deed(ExitPolicy, Trainable):
     supports_encoder_decoder = True
     demo = ("mode=draft,threshold=0.3,exits=4,draft_tokens=2",)
     trained_for = ("alpha",)
+    draws_tokens = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         AdapterSettings("bottleneck", self.rank, self.alpha)  # refuses what cannot be
-
-    @property
-    def draws_tokens(self) -> bool:
-        return True
 
     @property
     def kv_fill(self) -> KvFill:

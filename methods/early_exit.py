@@ -91,7 +91,7 @@ class EarlyExit(ExitPolicy, Trainable):
         return self.head == "trained" or self.confidence == "classifier"
 
     @property
-    def draws_tokens(self) -> bool:
+    def draws_tokens(self) -> bool:  # type: ignore[override]
         return self.head == "trained"
 
     @property

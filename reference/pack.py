@@ -138,8 +138,9 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
     ):
         _copy(modules, MODULE_FILES, partial)
         card = (partial / "README.md").read_text(encoding="utf-8")
-        for old, new in ((f"# {modules.name}\n", f"# {facts.method}\n"), (f"[modules={modules.name},", "[")):
-            card = card.replace(old, new, 1)  # the folder's name changes, and in the package no label has to give it
+        named = f"[modules={modules.name}"  # in the package a label does not name the folder
+        for old, new in ((f"# {modules.name}\n", f"# {facts.method}\n"), (f"{named},", "["), (f"{named}]", "")):
+            card = card.replace(old, new, 1)
         (partial / "README.md").write_text(card, encoding="utf-8")
         save_file(halved, partial / MODULES)
     return packed

@@ -41,7 +41,8 @@ def demo(context: click.Context, out: Path | None) -> None:
     """Measure every method on embedded prompts; show table, plot and report. No network, no GPU.
 
     The target is smollm2 if `benchctl fetch smollm2` was run before, otherwise an embedded model. It takes one to three
-    minutes on two cores, with smollm2 up to six. It uses `run`, `compare`, `plot` and `report`. Ctrl-C keeps what is measured.
+    minutes on two cores, with smollm2 up to six. It uses `run`, `compare`, `plot` and `report`. Ctrl-C keeps what is
+    measured.
 
     \b
     Examples:

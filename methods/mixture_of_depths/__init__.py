@@ -47,6 +47,7 @@ class MixtureOfDepths(Method, Trainable):
     no_batch_reason = "each sequence of a batch would skip different blocks"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("capacity", "alpha")
+    draws_tokens = True
     _view: Target = field(init=False, repr=False, compare=False)
     _deciders: dict[int, _Decider] = field(init=False, repr=False, compare=False)
 
@@ -55,10 +56,6 @@ class MixtureOfDepths(Method, Trainable):
         if not 0 < self.capacity <= 1:
             raise ValueError(f"capacity is {self.capacity}; it must be above 0 and at most 1")
         check_options(self, 0, "threshold", most=1)
-
-    @property
-    def draws_tokens(self) -> bool:
-        return True
 
     def unsupported(self, target: TargetInfo) -> str | None:
         return "it has one layer, and the first is never routed" if target.layers < 2 else None

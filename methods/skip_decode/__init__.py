@@ -62,6 +62,7 @@ class SkipDecode(Method, Batched, Trainable):
     exactness = "lossy"
     training = TrainingDefaults(rate=5e-4, schedule="linear", epochs=5.0)
     trained_for = ("warmup_layers", "alpha")
+    draws_tokens = True
     _view: Target | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,10 +81,6 @@ class SkipDecode(Method, Batched, Trainable):
     def reason(self) -> str:  # type: ignore[override]
         trained = "" if self.needs_modules else ", and its layers were not trained for that"
         return f"later tokens skip layers and are not verified by the full target{trained}"
-
-    @property
-    def draws_tokens(self) -> bool:
-        return True
 
     @property
     def needs_modules(self) -> bool:

@@ -120,6 +120,20 @@ def test_labels_name_the_options_that_run(made: Path) -> None:
     assert len({choice.label for choice in choices}) == 2
 
 
+@pytest.mark.parametrize(("options", "packed"), [("gates=1+2", "m2r2[gates=1+2]"), ("", "m2r2")])
+def test_a_packed_card_names_the_method_and_no_folder(
+    made: Path, pack: Path, tmp_path: Path, options: str, packed: str
+) -> None:
+    """The folder had another name in training, and a user who copied the command got an error."""
+    folder = tmp_path / "second-try"
+    shutil.copytree(made / "adapters", folder)
+    label = f"m2r2[modules={folder.name}{',' if options else ''}{options}]"
+    (folder / "README.md").write_text(f"# {folder.name}\n\n--method '{label}'\n")
+    done("reference", "pack", "--model", folder, "--role", "modules", "--pack", pack)
+    card = (pack / "tiny-target" / "modules" / "m2r2" / "README.md").read_text()
+    assert card == f"# m2r2\n\n--method '{packed}'\n"
+
+
 def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
     done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
     folder = pack / "tiny-target" / "modules" / "m2r2"

@@ -333,7 +333,7 @@ def last_state(adapters: Adapters, batch: TrainingBatch, passing: Tensor | None 
 
 
 @torch.no_grad()
-def test_tokens_that_do_not_pass_keep_their_state_and_are_seen_by_nobody() -> None:
+def test_tokens_that_do_not_pass_keep_their_state_and_are_not_seen() -> None:
     models, text, other = pair("llama"), prompt_of(9), prompt_of(9)
     other[4] = (other[4] + 1) % 24
     adapters = adapters_for(models.target)
@@ -344,8 +344,8 @@ def test_tokens_that_do_not_pass_keep_their_state_and_are_seen_by_nobody() -> No
         assert torch.allclose(one[5:], two[5:], atol=1e-5) == equal
         assert torch.equal(one[4], batches[0].states[0][0, 4]) == equal
         assert torch.allclose(one[:4], two[:4], atol=1e-5)
-    nobody = last_state(adapters, batches[0], torch.zeros(1, 9, dtype=torch.bool))
-    assert torch.equal(nobody, batches[0].states[0])
+    unchanged = last_state(adapters, batches[0], torch.zeros(1, 9, dtype=torch.bool))
+    assert torch.equal(unchanged, batches[0].states[0])
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral_window"])

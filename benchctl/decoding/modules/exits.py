@@ -292,9 +292,9 @@ def exits_loss(module: Exits, batch: TrainingBatch) -> Tensor:
 
 
 def deep_supervision_loss(module: Exits, batch: TrainingBatch) -> Tensor:
-    """The part of DEED's L = L_avg + L_N that can learn: L_avg, the mean over exits and last layer, without the last.
+    """DEED's L = L_avg + L_N without the terms of the last layer: it is the frozen target's, and they are constants.
 
-    The last layer is the frozen target's: its own loss is a constant.
+    L_avg is the mean over the exits and the last layer, L_N the loss of the last layer.
     """
     losses = exit_losses(batch, [module.normed(batch, layer) for layer in module.layers])
     return (losses.sum(0) * batch.ahead(1).weights).sum() / (len(module.layers) + 1)

@@ -92,7 +92,7 @@ class TrainingBatch:
     stored_teacher  the target's predictions from a store; ``teacher`` computes them otherwise
     draft_ids  [k] tokens that drafters score, ascending; None for the whole vocabulary
     draft_rows the LM head of those tokens alone: normed [..., width] -> target logits [..., k]; differentiable likewise
-    drawn      [k] tokens that exit_losses compares, besides the target's likeliest ones; None for all
+    drawn      [k] random tokens that exit_losses compares, and with them the target's likeliest ones; None for all
     head_rows  gives the LM head of any tokens [k], as draft_rows
     """
 
@@ -212,6 +212,7 @@ class Trainable(ABC):
 
     training: ClassVar[TrainingDefaults] = TrainingDefaults()
     trained_for: ClassVar[tuple[str, ...]] = ()  # options that modules are trained for though no shape tells
+    draws_tokens: ClassVar[bool] = False  # whether its loss is exit_losses, and may be over random tokens in each pass
     modules_of: ClassVar[str] = ""  # the method whose trained modules it uses; empty for its own
     modules: str
 
@@ -227,11 +228,6 @@ class Trainable(ABC):
     def second_stage(self) -> SecondStage | None:
         """What may be trained on top of the modules. Where it is needed, only its weights require a gradient."""
         return None
-
-    @property
-    def draws_tokens(self) -> bool:
-        """Whether its loss is exit_losses over a vocabulary of which each pass may draw a part."""
-        return False
 
     @abstractmethod
     def build(self, info: TargetInfo, lm_head: Tensor) -> nn.Module:
