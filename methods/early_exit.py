@@ -100,7 +100,8 @@ class EarlyExit(ExitPolicy, Trainable):
         if self.head == "target":
             return None
         needed = self.confidence == "classifier"
-        return SecondStage("classifier", "head=trained,confidence=classifier", needed, TrainingDefaults())
+        options, first = "head=trained,confidence=classifier", "early_exit[head=trained]"
+        return SecondStage("classifier", options, needed, TrainingDefaults(), first)
 
     @property
     def kv_fill(self) -> KvFill:

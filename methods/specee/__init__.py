@@ -69,7 +69,8 @@ class SpecEE(AdaptiveDepth, Trainable, MonotoneThreshold):
     @property
     def second_stage(self) -> SecondStage:
         """The predictors: what they see is known once the drafter stands still."""
-        return SecondStage("predictor", "predictor=trained", self.predictor == "trained", TrainingDefaults())
+        needed, first = self.predictor == "trained", "specee[predictor=none]"
+        return SecondStage("predictor", "predictor=trained", needed, TrainingDefaults(), first)
 
     def guide_layer(self, layers: int) -> int:
         return self.guide or max(1, layers // 8)

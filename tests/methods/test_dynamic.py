@@ -294,7 +294,7 @@ def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path, tmp_p
 def test_what_cannot_be_gone_on_from_is_refused_before_any_training(trained: Path, tmp_path: Path) -> None:
     words = [*words_of(trained), "--out", tmp_path / "out", "--steps", 1]
     told = refused("train", "m2r2_dynamic[gates=1+2]", *words)
-    assert "train those first: benchctl train m2r2 --model MODEL --out FOLDER" in told
+    assert "train those first: benchctl train 'm2r2' --model MODEL --out FOLDER" in told
     assert "benchctl train 'm2r2_dynamic[gates=1+2,modules=FOLDER]' --model MODEL --out NEW" in told
     there = trained / "adapters"
     assert "leave out modules" in refused("train", f"m2r2[gates=1+2,modules={there}]", *words)

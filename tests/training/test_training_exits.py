@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from tiny import tiny_folder, tiny_model
 
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch, Piece, batch_of
@@ -67,6 +69,18 @@ def test_exits_without_classifiers_say_how_to_train_them(made: Path) -> None:
     words = ("--model", made / "target", "--data", made / "data", "--out", made / "none", "--steps", 1)
     told = refused("train", "early_exit[head=trained,confidence=classifier]", *words, *BATCHES, *COMMON)
     assert "is trained on top of other modules; train those first" in told
+
+
+@pytest.mark.parametrize("label", ["early_exit[head=trained,confidence=classifier]", "specee", "m2r2_dynamic"])
+def test_the_first_stage_that_an_error_names_can_be_trained(label: str, tmp_path: Path) -> None:
+    """For specee the error named the command that had just failed."""
+    printed = refused(
+        "train", label, "--model", "ref-dense", "--data", tmp_path, "--out", tmp_path / "new", "--steps", 1
+    )
+    found = re.search(r"train those first: benchctl train '(.+?)' --model", printed)
+    first = build(found[1]) if found else None
+    assert isinstance(first, Trainable) and first.needs_modules
+    assert first.second_stage is None or not first.second_stage.needed
 
 
 def test_modules_of_other_exits_are_refused_before_a_model_is_loaded(made: Path) -> None:

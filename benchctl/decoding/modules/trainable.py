@@ -185,12 +185,14 @@ class SecondStage:
     part     its name among the modules; a folder may hold it or not
     options  those of a label that trains it and uses it
     needed   whether the method's options make it such a label: then ``build`` makes the part too
+    first    label that trains the first stage; empty for the name of the modules
     """
 
     part: str
     options: str
     needed: bool
     training: TrainingDefaults
+    first: str = ""
 
 
 class Numbered(nn.ModuleDict, Generic[Part]):

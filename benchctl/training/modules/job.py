@@ -187,12 +187,13 @@ def _second_stage(method: Trainable) -> SecondStage | None:
 
 def _check_first_stage(method: Trainable, label: Label) -> None:
     """Raises UserError where there is nothing that a second stage could go on from."""
-    owner = method.modules_name(label.name)
+    owner, stage = method.modules_name(label.name), method.second_stage
     if not method.modules:
         wanted = Label(label.name, (*label.options, ("modules", "FOLDER")))
+        first = stage.first if stage and stage.first else owner
         raise UserError(
             "modules_missing",
-            f"{label.text} is trained on top of other modules; train those first: benchctl train {owner} "
+            f"{label.text} is trained on top of other modules; train those first: benchctl train '{first}' "
             f"--model MODEL --out FOLDER, then: benchctl train '{wanted.text}' --model MODEL --out NEW",
         )
     check_modules(owner, method.modules)
