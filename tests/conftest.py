@@ -1,6 +1,7 @@
 """What every test shares: no network, one thread, and the folder of published data where there is one."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Before torch is imported, so that no test pays for the import only to set it, and subprocesses inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A background job of a shell ignores Ctrl-C, and so would all that the tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 
