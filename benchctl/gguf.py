@@ -24,7 +24,7 @@ _VERSION = 1  # of what is written; another one is converted again
 DONE = "conversion.json"
 _SHARD_BYTES = 4 << 30  # held in memory at a time
 # Families by GGUF's names. In files of "llama" the rows of queries and keys are interleaved.
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _SENTENCEPIECE = "llama"
 _DIGITS_APART = "smollm"  # each digit is a token; transformers has no entry for it
 _TOKENS_FIRST = "llama-bpe"  # a piece that is a token as a whole is not merged
@@ -167,8 +167,8 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
     """config.json as transformers reads it. Raises UserError for what benchctl does not compute, KeyError and the like
     for what is missing or impossible."""
     family = _value(reader, "general.architecture", "unknown")
-    if family not in _CLASSES:
-        known = ", ".join(_CLASSES)
+    if family not in CLASSES:
+        known = ", ".join(CLASSES)
         raise UserError("unknown_family", f"{file}: architecture '{family}' cannot be read from GGUF; known: {known}")
     for name in _CHANGES_ARITHMETIC:
         if _value(reader, f"{family}.{name}"):
@@ -199,7 +199,7 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
             f"{file}: scaled or partial rotary positions cannot be read from GGUF; use the model's own folder",
         )
     config = {
-        "architectures": [_CLASSES[family]],
+        "architectures": [CLASSES[family]],
         "model_type": family,
         "vocab_size": size("vocab_size", len(reader.fields["tokenizer.ggml.tokens"].data)),
         "hidden_size": width,

@@ -334,9 +334,12 @@ def _of_methods(group: Group) -> Iterator[Warning]:
 
 
 def _drafts(pairs: pd.DataFrame) -> tuple[float, float]:
-    """Drafted tokens per step that drafted, and the share of them that was accepted."""
+    """Drafted tokens per step that drafted, and the share of them that was accepted; zeros without such steps.
+
+    Engines may report what they drafted in all, and no steps.
+    """
     drafted, steps = float(pairs["drafted_tokens"].sum()), float(pairs["drafting_steps"].sum())
-    return (drafted / steps, float(pairs["accepted_tokens"].sum()) / drafted) if drafted else (0.0, 0.0)
+    return (drafted / steps, float(pairs["accepted_tokens"].sum()) / drafted) if drafted and steps else (0.0, 0.0)
 
 
 def _of_generations(group: Group) -> Iterator[Warning]:

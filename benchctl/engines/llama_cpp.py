@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from benchctl.errors import UserError
 from benchctl.serving.dialects import LlamaCppDialect
-from benchctl.serving.engine import Deployment
+from benchctl.serving.engine import Deployment, check_gguf
 from benchctl.serving.served import Started
 
 
 @dataclass
 class LlamaCpp(Started):
-    """The program ``server`` on the target, which must be a GGUF file, or on ``gguf``, the same weights as one.
+    """The program ``server`` on the target, or on ``gguf``, the same weights as a GGUF file.
 
-    It drafts ``draft_tokens`` with the GGUF file ``draft``, or what followed the last ``ngram`` tokens before.
+    ``quantised`` is a file with other weights of this model. Its baseline has the target's weights.
+    It drafts ``draft_tokens`` with the model ``draft``, or what followed the last ``ngram`` tokens before. A model that
+    is no GGUF file is written as one, with matrices in float16 if the run has `--weights float16`.
     """
 
     draft: str = ""
     ngram: int = 0
     draft_tokens: int = 5
     gguf: str = ""
+    quantised: str = ""
     server: str = "llama-server"
     limit_s: float = 600.0
 
@@ -34,25 +36,20 @@ class LlamaCpp(Started):
             raise ValueError("ngram must be at least 0 and draft_tokens at least 1")
 
     def plain(self) -> LlamaCpp:
-        return replace(self, draft="", ngram=0, draft_tokens=5)
+        return replace(self, draft="", ngram=0, draft_tokens=5, quantised="")
 
     def check(self, target: str) -> None:
         super().check(target)
-        file = self.gguf or target
-        if not file.endswith(".gguf"):
-            raise UserError(
-                "needs_gguf",
-                f"llama.cpp reads GGUF files, and the target is {file}. Give the target as --model FILE.gguf, or the "
-                "same weights with the option gguf=FILE.gguf.",
-            )
+        for model in filter(None, (self.gguf or target, self.quantised, self.draft)):
+            check_gguf(model)
 
     def command(self, deployment: Deployment, port: int) -> list[str]:
-        file = self.gguf or deployment.target
+        file = deployment.as_gguf(self.quantised or self.gguf or deployment.target)
         # The cache has the precision of the target; the server's default is float16.
         cache = ["-ctk", "f32", "-ctv", "f32"] if deployment.dtype == "float32" else []
         speculation = []
         if self.draft:
-            speculation = ["--spec-type", "draft-simple", "-md", self.draft, "--spec-draft-n-max"]
+            speculation = ["--spec-type", "draft-simple", "-md", deployment.as_gguf(self.draft), "--spec-draft-n-max"]
             speculation += [str(self.draft_tokens)]
             speculation += ["-ctkd", "f32", "-ctvd", "f32"] if cache else []
         elif self.ngram:

@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+from benchctl import bundled, gguf
 from benchctl.errors import UserError
 from benchctl.records.schema import EngineInfo
-from benchctl.serving.engine import Answer, Chunk, Counts, Deployment, Engine, Question
+from benchctl.serving.engine import Answer, Chunk, Counts, Deployment, Engine, Question, check_gguf
 
 _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 @dataclass
 class OpenVINO(Engine):
-    """A pipeline on the target, a GGUF file, or on ``weights``: the same weights as one or as a folder of OpenVINO.
+    """A pipeline on the target, or on ``weights``: the same weights as a GGUF file or as a folder of OpenVINO.
 
-    It drafts ``draft_tokens`` tokens that followed the last ``lookup`` or fewer tokens before; 0 drafts nothing.
+    It drafts ``draft_tokens`` tokens that followed the last ``lookup`` or fewer tokens before, or those of the model
+    ``draft``. A model that is no GGUF file is written as one, with matrices in float16 if the run has
+    `--weights float16`.
     """
 
+    draft: str = ""
     lookup: int = 0
     draft_tokens: int = 5
     weights: str = ""
@@ -28,27 +33,25 @@ class OpenVINO(Engine):
     def __post_init__(self) -> None:
         if self.lookup < 0 or self.draft_tokens < 1:
             raise ValueError("lookup must be at least 0 and draft_tokens at least 1")
+        if self.draft and self.lookup:
+            raise ValueError("draft and lookup are two ways to draft; name one")
         self._generate: Callable[[Question], Answer] | None = None
 
     def plain(self) -> OpenVINO:
-        return replace(self, lookup=0, draft_tokens=5)
+        return replace(self, draft="", lookup=0, draft_tokens=5)
 
     def check(self, target: str) -> None:
         if not all(map(find_spec, ("openvino", "openvino_genai"))):
             raise UserError("openvino_not_installed", "OpenVINO is not installed: pip install 'benchctl[openvino]'.")
-        if not (self.weights or target.endswith(".gguf")):
-            raise UserError(
-                "needs_gguf",
-                f"OpenVINO reads GGUF files and folders of its own, and the target is {target}. Give the same weights "
-                "with the option weights=FILE.gguf.",
-            )
+        for model in filter(None, (target if not self.weights else "", self.draft)):
+            check_gguf(model)
 
     def start(self, deployment: Deployment) -> EngineInfo:
         import numpy
         import openvino
         import openvino_genai
 
-        path = self.weights or deployment.target
+        path = self.weights or deployment.as_gguf(deployment.target)
         if deployment.dtype not in _PRECISION:
             raise UserError(
                 "number_format",
@@ -65,7 +68,10 @@ class OpenVINO(Engine):
         scheduler.enable_prefix_caching = False  # the pipeline's own default is True
         scheduler.max_num_batched_tokens = deployment.context_tokens  # a prompt in one pass, as in its own default
         properties["scheduler_config"] = scheduler
+        draft = deployment.as_gguf(self.draft) if self.draft else ""
         try:
+            if draft:
+                properties["draft_model"] = openvino_genai.draft_model(_as_folder(draft), "CPU", **properties)
             pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
         except (RuntimeError, IndexError, ValueError) as error:
             raise UserError("engine_did_not_start", f"OpenVINO cannot load {path}: {error}") from error
@@ -73,6 +79,8 @@ class OpenVINO(Engine):
         config.do_sample, config.apply_chat_template = False, False
         if self.lookup:
             config.max_ngram_size, config.num_assistant_tokens = self.lookup, self.draft_tokens
+        elif self.draft:
+            config.num_assistant_tokens = self.draft_tokens
 
         class Marks(openvino_genai.StreamerBase):  # type: ignore[misc]  # it has no types
             """Called once in each step, with its tokens."""
@@ -94,11 +102,19 @@ class OpenVINO(Engine):
             marks = Marks(question.clock)
             result = pipeline.generate(openvino.Tensor(numpy.array([question.prompt_ids])), config, marks)
             stopped = result.finish_reasons[0] == openvino_genai.GenerationFinishReason.STOP
+            steps, counts = len(marks.chunks) - 1, Counts()
+            if self.lookup:  # it does not report how much it drafted
+                counts = Counts(steps)
+            elif self.draft:
+                told, after_first = result.extended_perf_metrics, len(result.tokens[0]) - 1
+                drafted, accepted = told.get_num_draft_tokens(), told.get_num_accepted_tokens()
+                # Its sums leave out the step that ends the answer.
+                is_whole = not stopped and after_first == steps + accepted
+                counts = Counts(steps, drafted, accepted) if is_whole else Counts(steps)
             return Answer(
                 tuple(marks.chunks),
                 "stop" if stopped else "length",
-                # The engine does not report how much it drafted, nor whether the last token of an answer was drafted.
-                Counts(steps=len(marks.chunks) - 1) if self.lookup else Counts(),
+                counts,
                 prompt_tokens=result.perf_metrics.get_num_input_tokens(),
                 new_tokens=len(result.tokens[0]),
             )
@@ -120,3 +136,21 @@ class OpenVINO(Engine):
 
     def stop(self) -> None:
         self._generate = None
+
+
+def _as_folder(file: str) -> str:
+    """The folder that OpenVINO writes of a GGUF file, once, in the cache. It reads draft models from such folders only.
+
+    Raises RuntimeError where OpenVINO cannot read the file.
+    """
+    import openvino_genai
+
+    source = Path(file)
+    out = bundled.cache_folder() / "gguf" / f"{source.stem}-{gguf.sha256_of(source)[:12]}-openvino"
+    if not out.is_dir():
+        with gguf.room_for(out, source.stat().st_size * 2) as partial:
+            (partial / source.name).symlink_to(source.resolve())
+            openvino_genai.LLMPipeline(str(partial / source.name), "CPU", enable_save_ov_model=True)
+            (partial / source.name).unlink()
+            partial.rename(out)
+    return str(out)

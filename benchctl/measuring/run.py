@@ -22,6 +22,7 @@ from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import OUT_OF_MEMORY, UserError
+from benchctl.gguf_export import FileType
 from benchctl.measuring.check import (
     CheckedRun,
     Choice,
@@ -219,7 +220,9 @@ def _deployment(
     name, threads = checked.models.target, checked.settings.models.threads
     needed = max(prompt_tokens(checked)) + checked.settings.answers.max_new_tokens + _DRAFT_ROOM
     context_tokens = min(-(-needed // _CONTEXT_UNIT) * _CONTEXT_UNIT, target.context_tokens)
-    return Deployment(name, str(bundled.resolve(name)), checked.dtype, threads, context_tokens, clock, notify)
+    weights: FileType = "F16" if checked.settings.models.weights == "float16" else "F32"
+    folder = str(bundled.resolve(name))
+    return Deployment(name, folder, checked.dtype, weights, threads, context_tokens, clock, notify)
 
 
 def _deployed(choice: Choice, deploy: Callable[[], Deployment]) -> Choice:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from benchctl import bundled, gguf
+from benchctl.errors import UserError
+from benchctl.gguf_export import FileType, check_exportable, exported
 from benchctl.records.schema import EngineInfo
 
 Finish = Literal["stop", "length"]
@@ -19,6 +23,7 @@ class Deployment:
     target  the target's weights as the user named them: a GGUF file, a folder or a hub id
     folder  the folder or hub id of the same weights for transformers
     dtype   number format to compute in
+    weights  number format of matrices in GGUF files that are written for the engine
     context_tokens  that the longest answer of the run needs, its prompt and drafted tokens included
     clock   seconds
     notify  is given what the user should know
@@ -27,10 +32,18 @@ class Deployment:
     target: str
     folder: str
     dtype: str
+    weights: FileType
     threads: int
     context_tokens: int
     clock: Callable[[], float]
     notify: Callable[[str], None]
+
+    def as_gguf(self, model: str) -> str:
+        """The GGUF file of a model, which is named as with --model; it is written into the cache if it is none."""
+        if model.endswith(gguf.SUFFIX):
+            return model
+        folder = Path(bundled.resolve(model))
+        return str(exported(folder, bundled.cache_folder() / "gguf", self.weights, self.notify))
 
 
 @dataclass(frozen=True)
@@ -83,6 +96,14 @@ class Answer:
     cached_tokens: int | None = None
     new_tokens: int | None = None
     own_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def check_gguf(model: str) -> None:
+    """Raises UserError for a model that is no GGUF file here and cannot be written as one, before weights are read."""
+    if not model.endswith(gguf.SUFFIX):
+        check_exportable(Path(bundled.resolve(model)))
+    elif not Path(model).is_file():
+        raise UserError("unknown_model", f"{model}: no such file; name a GGUF file that is there.")
 
 
 class Engine(ABC):

@@ -24,7 +24,8 @@ from fixtures_records import (
 from warned import ids, warned
 
 from benchctl.analysis.comparison import compare
-from benchctl.records.schema import Row
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
+from benchctl.records.schema import Row, Totals
 
 
 def test_a_good_run_has_no_warnings() -> None:
@@ -253,3 +254,21 @@ def _timed(cpu_s: Callable[[Row], float], step: float = 1.0) -> list[Row]:
 )
 def test_times_that_are_not_plausible_are_named(cpu_s: Callable[[Row], float], step: float, id: str) -> None:
     assert set(ids(group_of(_timed(cpu_s, step)))) - {"run_unfinished"} == ({id} if id else set())
+
+
+def _as_sums(row: Row) -> Row:
+    """As an engine reports it that gives what it drafted in all, and no steps."""
+    if row.label != DRAFTED:
+        return row
+    tokens, arrived_s = len(row.token_ids), (row.ttft_s, row.ttft_s + sum(row.step_s))
+    drafted = {"drafted": sum(row.drafted), "accepted": sum(row.accepted)}
+    totals = Totals(new_tokens=tokens, wall_s=arrived_s[1], **drafted)
+    unknown: dict[str, Any] = dict.fromkeys(("step_s", "committed", "drafted", "accepted", "rows", "layers"), ())
+    return replace(row, **unknown, totals=totals, arrived_s=arrived_s, arrived_tokens=(1, tokens - 1))
+
+
+def test_drafts_without_steps_raise_no_warning() -> None:
+    rows = [_as_sums(row) for row in usual_rows()]
+    group = group_of(rows + [replace(row, repeat=1) for row in rows])
+    assert ids(group) == []
+    assert figures_of(group).estimate(ACCEPTANCE_RATE).value == pytest.approx(1 / 3)

@@ -123,11 +123,11 @@ def figures(group: Group) -> MethodFigures:
 
 def test_a_file_holds_the_facts_of_engines_and_is_resumed(run_folder: Path, tmp_path: Path) -> None:
     server = program(tmp_path, "llama_cpp")
-    label = f"llama_cpp[ngram=3,gguf=model.gguf,server={server}]"
+    label = f"llama_cpp[ngram=3,server={server}]"
     settings = settings_of(run_folder, tmp_path / "out.jsonl", label)
     whole = measure_file(settings)
     infos = [method.engine for method in whole.run.methods]
-    assert whole.run.baseline == f"llama_cpp[gguf=model.gguf,server={server.name}]"
+    assert whole.run.baseline == f"llama_cpp[server={server.name}]"
     assert [str(tmp_path) in f"{each.label} {each.options}" for each in whole.run.methods] == [False, False]
     assert [method.exactness for method in whole.run.methods] == ["exact_greedy"] * 2
     for info in infos:
@@ -149,7 +149,7 @@ def test_a_file_holds_the_facts_of_engines_and_is_resumed(run_folder: Path, tmp_
 def test_an_engine_is_started_with_the_context_that_the_run_needs(run_folder: Path, tmp_path: Path) -> None:
     """Not with the target's own: a server reserves memory for all of it. The longest prompt has 50 tokens here, with
     24 for an earlier answer."""
-    settings = settings_of(run_folder, tmp_path / "out.jsonl", "llama_cpp[gguf=model.gguf,ngram=3,server=sh]")
+    settings = settings_of(run_folder, tmp_path / "out.jsonl", "llama_cpp[ngram=3,server=sh]")
     checked = check(settings, lambda notice: None)
     target = Target.load(run_folder / "target", dtype="float32", device="cpu")
     for own_context_tokens, started_with in ((100_000, 256), (200, 200)):  # 50 + 24 + 128, rounded up
@@ -158,7 +158,7 @@ def test_an_engine_is_started_with_the_context_that_the_run_needs(run_folder: Pa
 
 
 def test_an_engine_that_dies_fails_its_rows_and_leaves_nothing_running(run_folder: Path, tmp_path: Path) -> None:
-    label = f"llama_cpp[gguf=model.gguf,ngram=3,server={program(tmp_path, 'llama_cpp', 'dying', 'parent')}]"
+    label = f"llama_cpp[ngram=3,server={program(tmp_path, 'llama_cpp', 'dying', 'parent')}]"
     rows = measure_file(settings_of(run_folder, tmp_path / "out.jsonl", label)).rows
     errors = [row.error.partition(":")[0] for row in rows if row.error]
     assert len(errors) == len(rows) and {"engine_died"} < {*errors} <= {"engine_died", "answer_cut", "ValueError"}
@@ -167,9 +167,9 @@ def test_an_engine_that_dies_fails_its_rows_and_leaves_nothing_running(run_folde
 
 def test_an_engine_that_does_not_start_ends_the_run_and_those_that_did(run_folder: Path, tmp_path: Path) -> None:
     good, bad = program(tmp_path, "llama_cpp"), program(tmp_path, "llama_cpp", "crashing")
-    settings = settings_of(run_folder, tmp_path / "out.jsonl", f"llama_cpp[gguf=model.gguf,ngram=3,server={good}]")
+    settings = settings_of(run_folder, tmp_path / "out.jsonl", f"llama_cpp[ngram=3,server={good}]")
     checked = check(settings, lambda notice: None)
-    broken = LlamaCpp(ngram=3, gguf="model.gguf", server=str(bad))
+    broken = LlamaCpp(ngram=3, server=str(bad))
     checked = replace(checked, choices=(checked.choices[0], replace(checked.choices[1], method=broken)))
     with pytest.raises(UserError) as error:
         run(checked, lambda event: None)
@@ -245,7 +245,7 @@ def test_control_c_of_a_run_ends_its_engines(run_folder: Path, tmp_path: Path) -
     )
     command = [sys.executable, "-m", "benchctl", "run", *options.split()]
     process = subprocess.Popen(
-        [*command, "--method", f"llama_cpp[gguf=model.gguf,ngram=3,server={server}]"], stderr=subprocess.DEVNULL
+        [*command, "--method", f"llama_cpp[ngram=3,server={server}]"], stderr=subprocess.DEVNULL
     )
     with process:
         assert wait_for(lambda: len(running(tmp_path)) == 4, 120)

@@ -33,7 +33,7 @@ TOKENS = tuple(range(5, 12))
 
 def deployment(notices: list[str] | None = None, target: str = "model.gguf") -> Deployment:
     said = [] if notices is None else notices
-    return Deployment(target, target, "float32", 1, 64, Clock(), said.append)
+    return Deployment(target, target, "float32", "F32", 1, 64, Clock(), said.append)
 
 
 def ask(engine: Engine, most: int = len(TOKENS), drafts: bool = True) -> Generation:
@@ -237,7 +237,7 @@ def test_a_program_that_is_missing_or_a_target_that_it_cannot_read_is_named() ->
     missing = build_engine(parse_label("llama_cpp[server=no-such-server]"))
     assert error_of(lambda: missing.check("model.gguf")) == "engine_not_found"
     there = build_engine(parse_label("llama_cpp[server=sh]"))
-    assert error_of(lambda: there.check("a-folder")) == "needs_gguf"
+    assert error_of(lambda: there.check("owner/name")) == "not_exportable"
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words_and_is_gone(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ from benchctl.serving.engine import Deployment
 folder = Path({folder!r})
 engine = LlamaCpp(server=str(program(folder, "llama_cpp", "parent", "stubborn")))
 try:
-    engine.start(Deployment("model.gguf", "", "float32", 1, 64, time.monotonic, print))
+    engine.start(Deployment("model.gguf", "", "float32", "F32", 1, 64, time.monotonic, print))
     print("ready", flush=True)
     time.sleep(60)
 finally:
