@@ -24,7 +24,7 @@ from fixtures_records import (
 from warned import ids, warned
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY, MEAN_ACCEPTED
 from benchctl.records.schema import Row, Totals
 
 
@@ -267,8 +267,15 @@ def _as_sums(row: Row) -> Row:
     return replace(row, **unknown, totals=totals, arrived_s=arrived_s, arrived_tokens=(1, tokens - 1))
 
 
-def test_drafts_without_steps_raise_no_warning() -> None:
-    rows = [_as_sums(row) for row in usual_rows()]
+def test_drafts_without_steps_raise_no_warning_and_give_no_tokens_per_step() -> None:
+    """Also where one answer drafted nothing, so that its steps are known."""
+    first, undrafted, *others = usual_rows()
+    tokens = len(undrafted.token_ids)
+    nothing = {"drafted": (0,) * (tokens - 1), "accepted": (0,) * (tokens - 1), "rows": (1,) * (tokens - 1)}
+    steps = {"committed": (1,) * (tokens - 1), "step_s": (0.5,) * (tokens - 1)}
+    rows = [first, replace(undrafted, **nothing, **steps), *map(_as_sums, others)]
     group = group_of(rows + [replace(row, repeat=1) for row in rows])
     assert ids(group) == []
-    assert figures_of(group).estimate(ACCEPTANCE_RATE).value == pytest.approx(1 / 3)
+    figures = figures_of(group)
+    assert figures.estimate(ACCEPTANCE_RATE).value == pytest.approx(1 / 3)
+    assert figures.estimate(BLOCK_EFFICIENCY).value is figures.estimate(MEAN_ACCEPTED).value is None

@@ -244,9 +244,7 @@ def test_control_c_of_a_run_ends_its_engines(run_folder: Path, tmp_path: Path) -
         f"--model {run_folder}/target --bench {run_folder}/three.jsonl --max-new-tokens 24 --out {tmp_path}/a.jsonl"
     )
     command = [sys.executable, "-m", "benchctl", "run", *options.split()]
-    process = subprocess.Popen(
-        [*command, "--method", f"llama_cpp[ngram=3,server={server}]"], stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([*command, "--method", f"llama_cpp[ngram=3,server={server}]"], stderr=subprocess.DEVNULL)
     with process:
         assert wait_for(lambda: len(running(tmp_path)) == 4, 120)
         assert wait_for((tmp_path / "a.jsonl").exists, 60)
