@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -22,7 +23,6 @@ from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.trainable import modules_sha256
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import OUT_OF_MEMORY, UserError
-from benchctl.gguf_export import FileType
 from benchctl.measuring.check import (
     CheckedRun,
     Choice,
@@ -220,7 +220,7 @@ def _deployment(
     name, threads = checked.models.target, checked.settings.models.threads
     needed = max(prompt_tokens(checked)) + checked.settings.answers.max_new_tokens + _DRAFT_ROOM
     context_tokens = min(-(-needed // _CONTEXT_UNIT) * _CONTEXT_UNIT, target.context_tokens)
-    weights: FileType = "F16" if checked.settings.models.weights == "float16" else "F32"
+    weights: Literal["F16", "F32"] = "F16" if checked.settings.models.weights == "float16" else "F32"
     folder = str(bundled.resolve(name))
     return Deployment(name, folder, checked.dtype, weights, threads, context_tokens, clock, notify)
 

@@ -260,7 +260,8 @@ def _as_sums(row: Row) -> Row:
     """As an engine reports it that gives what it drafted in all, and no steps."""
     if row.label != DRAFTED:
         return row
-    tokens, arrived_s = len(row.token_ids), (row.ttft_s, row.ttft_s + sum(row.step_s))
+    first_s = row.ttft_s or 0.0
+    tokens, arrived_s = len(row.token_ids), (first_s, first_s + sum(row.step_s))
     drafted = {"drafted": sum(row.drafted), "accepted": sum(row.accepted)}
     totals = Totals(new_tokens=tokens, wall_s=arrived_s[1], **drafted)
     unknown: dict[str, Any] = dict.fromkeys(("step_s", "committed", "drafted", "accepted", "rows", "layers"), ())
@@ -271,9 +272,9 @@ def test_drafts_without_steps_raise_no_warning_and_give_no_tokens_per_step() -> 
     """Also where one answer drafted nothing, so that its steps are known."""
     first, undrafted, *others = usual_rows()
     tokens = len(undrafted.token_ids)
-    nothing = {"drafted": (0,) * (tokens - 1), "accepted": (0,) * (tokens - 1), "rows": (1,) * (tokens - 1)}
-    steps = {"committed": (1,) * (tokens - 1), "step_s": (0.5,) * (tokens - 1)}
-    rows = [first, replace(undrafted, **nothing, **steps), *map(_as_sums, others)]
+    ones, zeros = (1,) * (tokens - 1), (0,) * (tokens - 1)
+    nothing = replace(undrafted, drafted=zeros, accepted=zeros, rows=ones, committed=ones, step_s=(0.5, *ones[1:]))
+    rows = [first, nothing, *map(_as_sums, others)]
     group = group_of(rows + [replace(row, repeat=1) for row in rows])
     assert ids(group) == []
     figures = figures_of(group)

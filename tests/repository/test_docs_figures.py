@@ -60,7 +60,7 @@ def foreign_figures(page: Path) -> list[str]:
     for line in page.read_text(encoding="utf-8").splitlines():
         named = labels_on(line)
         for figure in FIGURE.findall(line):
-            of = kept_figures().get(figure, frozenset())
+            of = kept_figures().get(figure, set())
             if named and not any(name == label and options <= has for name, options in named for label, has in of):
                 foreign.append(f"{figure} in: {line}")
     return foreign
