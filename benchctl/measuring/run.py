@@ -375,8 +375,10 @@ def method_info(choice: Choice) -> MethodInfo:
     if isinstance(choice.method, Engine):
         assert choice.engine is not None, "its engine runs"
         # Rounding depends on the kernel: only in float32 it is too small to excuse another token.
-        exactness: Exactness = "exact_greedy" if choice.engine.dtype == "float32" else "lossy"
-        reason = "" if exactness != "lossy" else "outside float32 its kernels round in ways that cannot be measured"
+        in_float32, others = choice.engine.dtype == "float32", choice.method.has_other_weights
+        exactness: Exactness = "exact_greedy" if in_float32 and not others else "lossy"
+        reason = "" if in_float32 else "outside float32 its kernels round in ways that cannot be measured"
+        reason = "its weights are not those of the baseline" if others else reason
         return MethodInfo(
             label=choice.label,
             name=choice.name,

@@ -67,13 +67,14 @@ DOORS: dict[str, tuple[str, ...]] = {
         *("benchctl/training/", "judges/gpt.py"),
     ),
     "torch": (
-        *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/measuring/"),
+        *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/gguf_export.py"),
+        "benchctl/measuring/",
         *("benchctl/sweeps/work.py", "benchctl/training/", "methods/"),
     ),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
         *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
-        *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/training/"),
+        *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/gguf_export.py", "benchctl/training/"),
     ),
     "urllib": ("benchctl/measuring/prompts/sources.py", "benchctl/serving/client.py", "judges/gpt.py"),
 }
