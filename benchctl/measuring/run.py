@@ -220,7 +220,8 @@ def _deployment(
     name, threads = checked.models.target, checked.settings.models.threads
     needed = max(prompt_tokens(checked)) + checked.settings.answers.max_new_tokens + _DRAFT_ROOM
     context_tokens = min(-(-needed // _CONTEXT_UNIT) * _CONTEXT_UNIT, target.context_tokens)
-    weights: Literal["F16", "F32"] = "F16" if checked.settings.models.weights == "float16" else "F32"
+    halves = checked.settings.models.weights == "float16" or checked.dtype in ("float16", "bfloat16")
+    weights: Literal["F16", "F32"] = "F16" if halves else "F32"
     folder = str(bundled.resolve(name))
     return Deployment(name, folder, checked.dtype, weights, threads, context_tokens, clock, notify)
 
