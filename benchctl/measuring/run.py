@@ -20,7 +20,7 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import Experts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
-from benchctl.decoding.modules.trainable import modules_sha256
+from benchctl.decoding.modules.folders import modules_sha256
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import OUT_OF_MEMORY, UserError
 from benchctl.measuring.check import (
