@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from benchctl.decoding.adaptive import AdaptiveDepth
-from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import (
     CarriesOver,
     Combines,
@@ -124,7 +124,8 @@ class Combine(Speculative, CarriesOver, Combines):
             return draft if len(draft) else self._drafted(1, context, budget)
         other = self._drafted(1, context, budget)
         if self.when == "union":
-            return union(draft, other)
+            # Drawn tokens count as given: that is exact too, and accepts less.
+            return Draft.merged((*draft.paths, *other.paths))
         longer = max(draft, other, key=lambda each: each.depth)
         # A drafter may end its draft because of the tokens it drew. So of the drafts that are chosen for their depth
         # the tokens do not have the probabilities that they were drawn with.
@@ -141,18 +142,3 @@ class Combine(Speculative, CarriesOver, Combines):
     def observe(self, context: Context, outcome: Outcome) -> None:
         for part in self.parts:
             part.observe(context, outcome)
-
-
-def union(one: Draft, other: Draft) -> Draft:
-    """The rows of ``one``, and those of ``other`` whose path from the root is not among them.
-
-    7 8 and 7 9 give 7 with the children 8 and 9. Drawn tokens count as given: that is exact too, and accepts less.
-    """
-    rows: dict[tuple[int, ...], int] = {(): ROOT}
-    for draft in (one, other):
-        paths: list[tuple[int, ...]] = []
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
-            paths.append((*(paths[parent] if parent != ROOT else ()), token))
-            rows.setdefault(paths[-1], len(rows) - 1)
-    drafted = [path for path in rows if path]
-    return Draft(tuple(path[-1] for path in drafted), tuple(rows[path[:-1]] for path in drafted))

@@ -16,7 +16,8 @@ from torch import Tensor
 from benchctl.decoding.adaptive import KvFill, View, deferred_exact
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, ExitPolicy, Exits, deep_supervision_loss
+from benchctl.decoding.modules.exits import ExitModule, ExitPolicy, Exits, deep_supervision_loss
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Trainable, TrainingBatch
 
 

@@ -21,13 +21,13 @@ from benchctl.decoding.modules.exits import (
     ExitModule,
     ExitPolicy,
     Exits,
-    agreement_loss,
     chance,
     decayed,
     eighths,
     exits_loss,
     read_exits,
 )
+from benchctl.decoding.modules.losses import agreement_loss
 from benchctl.decoding.modules.trainable import Numbered, SecondStage, Trainable, TrainingBatch, TrainingDefaults
 
 

@@ -6,7 +6,7 @@ token after a full match, guesses with a common prefix share rows, no window bey
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -83,7 +83,7 @@ class Lookahead(Speculative):
             self._levels[0][0] = context.tokens[-1]
         filled = len(context.tokens) - context.prompt_tokens >= self.ngram - 2  # a pass that fills gives one token
         known = self._pool.get(context.tokens[-1], {}) if filled else {}
-        return self._with_window(_merged([guess[:budget] for guess in known]))
+        return self._with_window(Draft.merged(guess[:budget] for guess in known))
 
     def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
         verdict = super().verify(context, draft, target_logits[: 1 + draft.scratch.count(False)])
@@ -135,13 +135,3 @@ class Lookahead(Speculative):
         known[guess] = None
         if len(known) > self.guesses:
             del known[next(iter(known))]
-
-
-def _merged(guesses: Iterable[Guess]) -> Draft:
-    """A tree of the guesses: 5 7, 5 8 gives rows 5 7 8, 7 and 8 below 5."""
-    rows: dict[Guess, int] = {(): ROOT}
-    for guess in guesses:
-        for end in range(1, len(guess) + 1):
-            rows.setdefault(guess[:end], len(rows) - 1)
-    branches = [branch for branch in rows if branch]
-    return Draft(tuple(branch[-1] for branch in branches), tuple(rows[branch[:-1]] for branch in branches))

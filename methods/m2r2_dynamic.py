@@ -17,8 +17,9 @@ from benchctl.decoding.adaptive import AdaptiveDepth, KvFill, View, absent, copy
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, MonotoneThreshold, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exits import agreement_loss, exit_yardsticks
-from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults, load_modules
+from benchctl.decoding.modules.folders import load_modules
+from benchctl.decoding.modules.losses import agreement_loss, exit_yardsticks
+from benchctl.decoding.modules.trainable import SecondStage, Tally, TrainingBatch, TrainingDefaults
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Decider, Interval, Router, between

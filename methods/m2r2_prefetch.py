@@ -19,7 +19,8 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, check_options, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.trainable import Tally, TrainingBatch, load_modules, tally
+from benchctl.decoding.modules.folders import load_modules
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval

@@ -23,12 +23,10 @@ from reference.recipe import reference_corpus
 
 @dataclass(frozen=True)
 class TargetStart:
-    """What a target is before training, and what it learns besides text."""
+    """What a target is before training."""
 
     vocabulary: int = setting(4096, "Size of a new tokenizer.", least=300)
     init_from: str = setting("", "Train this model further, with its sizes and tokenizer.", metavar="MODEL")
-    exits: str = setting("", "Layers that learn to predict through the final norm and head (LITE).", metavar="4+8")
-    depths: str = setting("", "Learn under the depths of skip_decode.", metavar="LABEL")
 
 
 class _Refusal(click.ClickException):
@@ -78,12 +76,7 @@ def target(options: TrainOptions, shape: ModelShape, start: TargetStart) -> None
     """
     if start.init_from:
         _refuse_sizes(start.init_from)
-    run_job(
-        lambda around: train_target(
-            options, shape, start.vocabulary, start.init_from, start.exits, start.depths, around
-        ),
-        options,
-    )
+    run_job(lambda around: train_target(options, shape, start.vocabulary, start.init_from, around), options)
 
 
 @main.command()

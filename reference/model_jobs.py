@@ -43,7 +43,7 @@ from reference.mixture import (
     olmoe_config,
     take_over,
 )
-from reference.objectives import ObjectiveConfig, objective_config
+from reference.objectives import LanguageModel
 from reference.recipe import STAGES, corpus_data, fitting, tokenizer_for
 
 MODEL_LEARNING = Learning("muon", 3e-3, 0.015, "cosine", 0.02, 4096)
@@ -82,30 +82,26 @@ def train_target(
     shape: ModelShape,
     vocabulary: int,
     init_from: str,
-    exits: str,
-    depths: str,
     job_context: JobContext,
 ) -> Result | None:
     """Trains a target into a folder that transformers reads; None in all but the first process.
 
-    It has a tokenizer of its own, or goes on from the model `init_from`, whose tokenizer and sizes it then has. The
-    layers `exits`, joined by +, learn to speak as the last one does, or tokens to do with the `depths` of a label.
+    It has a tokenizer of its own, or goes on from the model `init_from`, whose tokenizer and sizes it then has.
     """
     options = options.with_defaults(MODEL_LEARNING)
     check(options, job_context, init_from)
     check_shape(shape)
     files = find_target(init_from) if init_from else None
-    objective = objective_config(exits, depths, shape.layers if files is None else int(files.config.num_hidden_layers))
     corpus = job_context.read_corpus(options.data)
     if files is not None:
         begun = _going_on(files, corpus, options, job_context)
-        return _train_model("target", begun, seen_tokens(files), corpus, options, job_context, objective)
+        return _train_model("target", begun, seen_tokens(files), corpus, options, job_context)
     tokenizer = _tokenizer(options, corpus, vocabulary)
     chat, facts = chat_format(tokenizer), {"vocabulary asked for": str(vocabulary)}
     _check_run(chat, shape.positions, corpus, options, job_context)
     model = build_model(llama_config(shape, token_ids(tokenizer)), options.seed)
     begun = _Begun(model, chat, lambda folder: save_tokenizer(tokenizer, folder, shape.positions), facts=facts)
-    return _train_model("target", begun, shape.positions, corpus, options, job_context, objective)
+    return _train_model("target", begun, shape.positions, corpus, options, job_context)
 
 
 def train_moe(
@@ -146,13 +142,12 @@ def _train_model(
     corpus: Corpus,
     options: TrainOptions,
     job_context: JobContext,
-    learns: ObjectiveConfig | None = None,
 ) -> Result | None:
     model, chat, stages = begun.model, begun.chat, fitting(STAGES, longest_row)
     data = corpus_data(corpus, chat, stages, options.seed, 0 if options.answers_only else PROMPT_WEIGHT)
-    mixture, shape, learns = part == "moe", model_shape(model.config), learns or ObjectiveConfig()
-    objective = MixtureLoss(data.token_bytes, BALANCE) if mixture else learns.objective(data.token_bytes)
-    facts = {**data_facts(corpus, chat), **begun.facts, **learns.facts, "shape": shape}
+    mixture, shape = part == "moe", model_shape(model.config)
+    objective = MixtureLoss(data.token_bytes, BALANCE) if mixture else LanguageModel(data.token_bytes)
+    facts = {**data_facts(corpus, chat), **begun.facts, "shape": shape}
     facts |= {"prompts": "count for nothing"} if options.answers_only else {}
 
     def begin() -> None:
@@ -171,8 +166,8 @@ def _train_model(
         parameters=parameter_count(model),
         shape=shape,
         purpose=PURPOSE,
-        method=_method(begun, corpus, options) + learns.card_text,
-        use="benchctl run --model {folder}" + (f" --method '{learns.method}'" if learns.method else ""),
+        method=_method(begun, corpus, options),
+        use="benchctl run --model {folder}",
         held_out={**run.measured, **experts},
         samples=_greedy_samples(model, chat, find_target(str(options.out)).tokenizer.stop_ids),
     )

@@ -28,9 +28,9 @@ class Task:
     key: str
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """The words of a text: listed("red blue") is ("red", "blue")."""
-    return tuple(text.split())
+def listed(text: str, mark: str | None = None) -> tuple[str, ...]:
+    """The words of a text, or its parts between marks: listed("red blue") is ("red", "blue")."""
+    return tuple(text.split(mark))
 
 
 WORDS = listed(
@@ -170,20 +170,8 @@ def _unit(chance: random.Random) -> Task:
 
 
 MAKERS: tuple[Maker, ...] = (
-    _add,
-    _add_three,
-    _subtract,
-    _multiply,
-    _share,
-    _sort_words,
-    _sort_numbers,
-    _largest,
-    _count,
-    _reverse,
-    _nth_word,
-    _repeat,
-    _date,
-    _unit,
+    *(_add, _add_three, _subtract, _multiply, _share, _sort_words, _sort_numbers),
+    *(_largest, _count, _reverse, _nth_word, _repeat, _date, _unit),
 )
 
 

@@ -327,8 +327,9 @@ def _drafts(pairs: pd.DataFrame) -> tuple[float, float]:
 
     Engines may report what they drafted in all, and no steps.
     """
+    pairs = pairs[pairs["drafting_steps"] > 0]
     drafted, steps = float(pairs["drafted_tokens"].sum()), float(pairs["drafting_steps"].sum())
-    return (drafted / steps, float(pairs["accepted_tokens"].sum()) / drafted) if drafted and steps else (0.0, 0.0)
+    return (drafted / steps, float(pairs["accepted_tokens"].sum()) / drafted) if drafted else (0.0, 0.0)
 
 
 def _of_generations(group: Group) -> Iterator[Warning]:

@@ -17,7 +17,8 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import CarriesOver, Context, Method, UsesDraftModel, labelled_parts
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import MadeFor, Trainable, save_modules
+from benchctl.decoding.modules.folders import MadeFor, save_modules
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build, canonical_label, method_options, parse_label
 

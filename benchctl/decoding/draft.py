@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,8 +46,26 @@ class Draft:
     def chain(cls, tokens: Sequence[int], probs: Sequence[Tensor] | None = None) -> Draft:
         return cls(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), probs=probs)
 
+    @classmethod
+    def merged(cls, paths: Iterable[tuple[int, ...]]) -> Draft:
+        """A tree of paths from the root, in their order: 5 7 and 5 8 give rows 5 7 8, 7 and 8 below 5."""
+        rows: dict[tuple[int, ...], int] = {(): ROOT}
+        for path in paths:
+            for end in range(1, len(path) + 1):
+                rows.setdefault(path[:end], len(rows) - 1)
+        drafted = [path for path in rows if path]
+        return cls(tuple(path[-1] for path in drafted), tuple(rows[path[:-1]] for path in drafted))
+
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """[rows] the tokens from the root to each row, its own the last."""
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            paths.append((*(paths[parent] if parent != ROOT else ()), token))
+        return paths
 
     def is_scratch(self, row: int) -> bool:
         return bool(self.scratch) and self.scratch[row]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from benchctl.errors import UserError
+from benchctl.gguf import SUFFIX
 from benchctl.serving.dialects import LlamaCppDialect
 from benchctl.serving.engine import Deployment, check_gguf
 from benchctl.serving.served import Started
@@ -35,13 +37,24 @@ class LlamaCpp(Started):
         if self.ngram < 0 or self.draft_tokens < 1:
             raise ValueError("ngram must be at least 0 and draft_tokens at least 1")
 
+    @property
+    def has_other_weights(self) -> bool:
+        return bool(self.quantised)
+
     def plain(self) -> LlamaCpp:
         return replace(self, draft="", ngram=0, draft_tokens=5, quantised="")
 
     def check(self, target: str) -> None:
         super().check(target)
-        for model in filter(None, (self.gguf or target, self.quantised, self.draft)):
+        own = self.gguf or target
+        for model in filter(None, (own, self.quantised, self.draft)):
             check_gguf(model)
+        if self.draft and self.draft.endswith(SUFFIX) != (self.quantised or own).endswith(SUFFIX):
+            raise UserError(
+                "mixed_vocabularies",
+                "llama.cpp compares the texts of tokens, and files that benchctl writes have other texts. For "
+                f"{self.draft} and {self.quantised or own} give two GGUF files, or neither.",
+            )
 
     def command(self, deployment: Deployment, port: int) -> list[str]:
         file = deployment.as_gguf(self.quantised or self.gguf or deployment.target)

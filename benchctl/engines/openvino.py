@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from benchctl.errors import UserError
 from benchctl.records.schema import EngineInfo
 from benchctl.serving.engine import Answer, Chunk, Counts, Deployment, Engine, Question, check_gguf
 
+_MODEL = "openvino_model.xml"
 _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -74,7 +76,9 @@ class OpenVINO(Engine):
                 properties["draft_model"] = openvino_genai.draft_model(_as_folder(draft), "CPU", **properties)
             pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
         except (RuntimeError, IndexError, ValueError) as error:
-            raise UserError("engine_did_not_start", f"OpenVINO cannot load {path}: {error}") from error
+            raise UserError(
+                "engine_did_not_start", f"OpenVINO cannot load {' or '.join(filter(None, (path, draft)))}: {error}"
+            ) from error
         config = openvino_genai.GenerationConfig()  # not that of the model's files
         config.do_sample, config.apply_chat_template = False, False
         if self.lookup:
@@ -106,8 +110,8 @@ class OpenVINO(Engine):
             if self.lookup:  # it does not report how much it drafted
                 counts = Counts(steps)
             elif self.draft:
-                told, after_first = result.extended_perf_metrics, len(result.tokens[0]) - 1
-                drafted, accepted = told.get_num_draft_tokens(), told.get_num_accepted_tokens()
+                reported, after_first = result.extended_perf_metrics, len(result.tokens[0]) - 1
+                drafted, accepted = reported.get_num_draft_tokens(), reported.get_num_accepted_tokens()
                 # Its sums leave out the step that ends the answer.
                 is_whole = not stopped and after_first == steps + accepted
                 counts = Counts(steps, drafted, accepted) if is_whole else Counts(steps)
@@ -139,18 +143,23 @@ class OpenVINO(Engine):
 
 
 def _as_folder(file: str) -> str:
-    """The folder that OpenVINO writes of a GGUF file, once, in the cache. It reads draft models from such folders only.
+    """The folder that OpenVINO writes of a GGUF file, once, in the cache. It reads draft models from such folders only,
+    and writes their matrices in float16.
 
     Raises RuntimeError where OpenVINO cannot read the file.
     """
     import openvino_genai
 
-    source = Path(file)
-    out = bundled.cache_folder() / "gguf" / f"{source.stem}-{gguf.sha256_of(source)[:12]}-openvino"
-    if not out.is_dir():
+    source, version = Path(file), openvino_genai.__version__
+    out = bundled.cache_folder() / "gguf" / f"{source.stem}-{gguf.sha256_of(source)[:12]}-openvino-{version}"
+    if not (out / _MODEL).is_file():
         with gguf.room_for(out, source.stat().st_size * 2) as partial:
             (partial / source.name).symlink_to(source.resolve())
             openvino_genai.LLMPipeline(str(partial / source.name), "CPU", enable_save_ov_model=True)
             (partial / source.name).unlink()
-            partial.rename(out)
+            if not (partial / _MODEL).is_file():
+                raise RuntimeError("OpenVINO did not write the model")
+            if not (out / _MODEL).is_file():  # another process may have been faster
+                shutil.rmtree(out, ignore_errors=True)
+                partial.rename(out)
     return str(out)

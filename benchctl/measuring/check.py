@@ -21,7 +21,8 @@ from benchctl.decoding.method import Combines, Method, UsesDraftModel, why_unsup
 from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
-from benchctl.decoding.modules.trainable import Trainable, check_sizes, no_modules, read_facts, trained_options
+from benchctl.decoding.modules.folders import check_sizes, no_modules, read_facts, trained_options
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.prompts.fit import Filler, fit_suite, make_filler

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -19,10 +20,9 @@ from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import Experts
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
-from benchctl.decoding.modules.trainable import modules_sha256
+from benchctl.decoding.modules.folders import modules_sha256
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import OUT_OF_MEMORY, UserError
-from benchctl.gguf_export import FileType
 from benchctl.measuring.check import (
     CheckedRun,
     Choice,
@@ -212,7 +212,8 @@ def _deployment(
     name, threads = checked.models.target, checked.settings.models.threads
     needed = max(prompt_tokens(checked)) + checked.settings.answers.max_new_tokens + _DRAFT_ROOM
     context_tokens = min(-(-needed // _CONTEXT_UNIT) * _CONTEXT_UNIT, target.context_tokens)
-    weights: FileType = "F16" if checked.settings.models.weights == "float16" else "F32"
+    halves = checked.settings.models.weights == "float16" or checked.dtype in ("float16", "bfloat16")
+    weights: Literal["F16", "F32"] = "F16" if halves else "F32"
     folder = str(bundled.resolve(name))
     return Deployment(name, folder, checked.dtype, weights, threads, context_tokens, clock, notify)
 
@@ -367,8 +368,10 @@ def method_info(choice: Choice) -> MethodInfo:
     if isinstance(choice.method, Engine):
         assert choice.engine is not None, "its engine runs"
         # Rounding depends on the kernel: only in float32 it is too small to excuse another token.
-        exactness: Exactness = "exact_greedy" if choice.engine.dtype == "float32" else "lossy"
-        reason = "" if exactness != "lossy" else "outside float32 its kernels round in ways that cannot be measured"
+        in_float32, others = choice.engine.dtype == "float32", choice.method.has_other_weights
+        exactness: Exactness = "exact_greedy" if in_float32 and not others else "lossy"
+        reason = "" if in_float32 else "outside float32 its kernels round in ways that cannot be measured"
+        reason = "its weights are not those of the baseline" if others else reason
         return MethodInfo(
             label=choice.label,
             name=choice.name,

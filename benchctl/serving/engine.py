@@ -122,6 +122,11 @@ class Engine(ABC):
     def plain(self) -> Engine:
         """The same options without speculation: the baseline. An engine without speculation gives an equal one."""
 
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether its weights are not those of the baseline, so that other answers are no error."""
+        return False
+
     def recorded(self) -> Engine:
         """The same options as labels in records have them: without the folder of a program on this machine."""
         return self

@@ -172,6 +172,19 @@ def set_newer_aside(folder: Path, step: int, notify: Notify) -> None:
 
 
 @contextmanager
+def kept(path: Path, what: str, room: str = "free some space") -> Iterator[None]:
+    """Turns a failure to add to `path` into a UserError; `what` says in the plural what is there and stays."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            "file_not_writable",
+            f"{path}: cannot be written ({error.strerror}); {room}, then repeat the command with --resume: the {what} "
+            "that are there are kept",
+        ) from error
+
+
+@contextmanager
 def writing(folder: Path, what: str) -> Iterator[None]:
     """Turns a failure to write below `folder` into a UserError with the free space and what to do."""
     try:

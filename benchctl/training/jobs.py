@@ -161,11 +161,12 @@ def train(
     job_context: JobContext,
     facts: Mapping[str, str],
     begin: Callable[[], None] = lambda: None,
+    finish: Callable[[], None] = lambda: None,
 ) -> Trainer:
     """The trainer, done; `facts` are what else a resumed run must share with its beginning, by name.
 
     `begin` writes what goes into the output folder before the first step. A resumed run, and one that is refused, leave
-    there what they find.
+    there what they find. `finish` is the Trainer's.
     """
     assert options.batch_tokens
     steps = options.steps
@@ -176,7 +177,7 @@ def train(
     world, notify = job_context.world, job_context.notify
     if world.leads:
         _tell_losses(data, settings, notify)
-    trainer = Trainer(module, objective, data, settings, folder, clock, report, world, notify, facts)
+    trainer = Trainer(module, objective, data, settings, folder, clock, report, world, notify, facts, finish)
     resumed = options.resume and trainer.resume()
     if world.leads and not resumed:
         if options.resume:

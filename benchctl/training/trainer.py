@@ -165,7 +165,8 @@ class Trainer:
     """Trains `module` in place, moved to the device of the settings. `folder` takes checkpoints and log.jsonl.
 
     `clock` gives seconds; `notify` takes warnings; `facts` are what else a resumed run must share with its beginning,
-    by name: hashes of the data, the label of a method. Raises UserError when `world` cannot share a step evenly.
+    by name: hashes of the data, the label of a method. `finish` changes the trained weights before they are measured
+    for the last time; the checkpoint keeps them as they were. Raises UserError when `world` cannot share a step evenly.
     """
 
     module: nn.Module
@@ -178,6 +179,7 @@ class Trainer:
     world: World = World()  # noqa: RUF009 - frozen
     notify: Notify = lambda notice: None
     facts: Mapping[str, str] = field(default_factory=dict)
+    finish: Callable[[], None] = lambda: None
     measured: dict[str, dict[str, Tally]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -212,6 +214,8 @@ class Trainer:
         torch.set_rng_state(found.random["cpu"])
         if self.device.type == "cuda" and "cuda" in found.random:
             torch.cuda.set_rng_state(found.random["cuda"], self.device)
+        if not self.world.leads:  # the saved state is that of the first process
+            torch.manual_seed(int(torch.randint(2**62, ())) + self.world.rank)
         self.position = found.position
         self._saved_step = found.position.step
         self._forget_after(found.position.step)
@@ -233,12 +237,15 @@ class Trainer:
             mark = now
             if self.settings.budget.seconds is not None:  # all end at the same step: that of the first one's clock
                 self.position.elapsed_s = self.world.from_first(self.position.elapsed_s, self.device)
+            if self._progress() == 1:
+                self._save()
+                self.finish()
             self.measured = self._report_step(loss, tokens / max(now - began, 1e-9))
             if now - saved_at >= self.settings.checkpoint_s:
                 self._save()
                 saved_at = now
-        self._save()
-        if self.world.leads and not self.measured:
+        if self.world.leads and not self.measured:  # a run that was resumed at its end
+            self.finish()
             self.measured = self.held_out()
         return self.measured
 

@@ -18,15 +18,9 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.method import Chain, Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, UsesDraftVocabulary
-from benchctl.decoding.modules.others import refuse_training_options, unsupported_published
-from benchctl.decoding.modules.trainable import (
-    Tally,
-    Trainable,
-    TrainingBatch,
-    TrainingDefaults,
-    load_modules,
-    trained_options,
-)
+from benchctl.decoding.modules.folders import load_modules, trained_options
+from benchctl.decoding.modules.published_layers import refuse_training_options, unsupported_published
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 from .drafter import Drafter

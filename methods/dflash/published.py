@@ -6,42 +6,26 @@ whose states are those behind layer id + 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from benchctl.decoding.model.families import ACTIVATIONS
-from benchctl.decoding.model.target import Target, TargetInfo, llama_rotary
-from benchctl.decoding.modules.others import (
-    CONFIG,
-    EAGLE_WEIGHTS,
-    modules_folder,
-    read_config,
-    read_weights,
-    weights_file,
-)
-from benchctl.decoding.modules.trainable import FACTS
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.others import read_weights
+from benchctl.decoding.modules.published_layers import COUNTS, PublishedLayers, check_counts, read_top
 from benchctl.errors import UserError
 
 from .layers import DflashModule, Sizes, default_taps
 
-_ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-_COUNTS = (
-    *("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size", "num_hidden_layers", "block_size"),
-)
-
 
 @dataclass(frozen=True)
-class Published:
-    """A folder's config.json."""
+class Published(PublishedLayers):
+    """A drafter; its configuration has no separate part about the layers."""
 
-    place: str
-    top: Mapping[str, Any]
+    error = "not_a_dflash_drafter"
+    wanted = "a whole folder in z-lab's format"
 
     def taps(self, layers: int) -> tuple[int, ...]:
         """Layers of a target of so many that it reads the states of, in its own order."""
@@ -54,8 +38,8 @@ class Published:
         return int(self.top["block_size"]) - 1
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        """Why it does not fit a target with these facts, or None. The authors' last state is a normed one: refused."""
-        made = (self.top["hidden_size"], self.top["vocab_size"], self.top.get("num_target_layers", target.layers))
+        """The authors' last state is a normed one: refused."""
+        made = (self.width, self.vocabulary, self.top.get("num_target_layers", target.layers))
         facts = (target.hidden_size, target.vocabulary, target.layers)
         if made != facts or not all(0 <= tap < target.layers for tap in self.taps(target.layers)):
             sizes = "width {}, {} tokens and {} layers"
@@ -66,67 +50,37 @@ class Published:
 
     def load(self, target: Target) -> Parts:
         """Its weights, where and as the target is. Raises UserError for another target, and as `read` does."""
-        if problem := self.unsupported(target.info):
-            raise UserError("modules_of_other_target", f"{problem}; name a drafter that was made for it")
+        self.refuse_other(target.info)
         module = self.read(target.layers).to(target.device, target.dtype).requires_grad_(False)
         mask = target.embed([self.top["dflash_config"]["mask_token_id"]])[0]
         like = target.embedding.new_empty(0, dtype=target.dtype)
-        return Parts(module, mask, self._rotary(target.context_tokens, like))
+        return Parts(module, mask, self.rotary(target.context_tokens, like))
 
     def read(self, layers: int) -> DflashModule:
-        """Its weights, for a target of so many layers.
-
-        Raises UserError for weights that are missing, unknown or of other shapes than config.json says, and for an
-        activation, a mask token or rotations that are not supported.
-        """
-        top, act = self.top, str(self.top.get("hidden_act", "silu"))
-        token = top["dflash_config"].get("mask_token_id")
-        if not isinstance(token, int) or not 0 <= token < top["vocab_size"]:
-            raise self._wrong(f"has the mask token {token}, which is not one of the target's")
-        if act not in ACTIVATIONS:
-            raise self._wrong(f"has the activation {act}, which is not supported")
-        self._rotary(1, torch.empty(0))
+        """Also raises UserError for a mask token that the target does not have."""
+        self.check()
+        top, token = self.top, self.top["dflash_config"].get("mask_token_id")
+        if not isinstance(token, int) or not 0 <= token < self.vocabulary:
+            raise self.wrong(f"has the mask token {token}, which is not one of the target's")
         count, window = top["num_hidden_layers"], top.get("sliding_window")
         kinds = top.get("layer_types") or ["full_attention"] * count
         sizes = Sizes(
-            hidden_size=top["hidden_size"],
-            num_attention_heads=top["num_attention_heads"],
-            num_key_value_heads=int(top.get("num_key_value_heads") or top["num_attention_heads"]),
-            head_dim=self._head_dim,
+            hidden_size=self.width,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
             intermediate_size=top["intermediate_size"],
             taps=len(self.taps(layers)),
             windows=tuple(window if kind == "sliding_attention" else None for kind in kinds[:count]),
-            eps=float(top.get("rms_norm_eps", 1e-6)),
+            eps=self.eps,
             bias=bool(top.get("attention_bias", False)),
             own_mask=False,
-            hidden_act=act,
+            hidden_act=self.activation,
         )
         with torch.device("meta"):
             module = DflashModule(sizes)
-        try:
-            module.load_state_dict(read_weights(self.file), assign=True)
-        except RuntimeError as error:  # names what is missing, unknown or of another shape
-            raise self._wrong(f"does not fit its {CONFIG} ({' '.join(str(error).split())})") from error
+        self.fill(module, read_weights(self.file))
         return module
-
-    @cached_property
-    def file(self) -> Path:
-        """Of its weights; downloaded where ``place`` is a hub id. Raises UserError where there is none."""
-        if (file := weights_file(self.place, EAGLE_WEIGHTS)) is None:
-            raise self._wrong(f"lacks {' or '.join(EAGLE_WEIGHTS)}, or the hub cannot be reached")
-        return file
-
-    @property
-    def _head_dim(self) -> int:
-        return int(self.top.get("head_dim") or self.top["hidden_size"] // self.top["num_attention_heads"])
-
-    def _rotary(self, positions: int, like: Tensor) -> Tensor:
-        settings = {name: self.top[name] for name in _ROTARY if self.top.get(name)}
-        heads = {"hidden_size": self.top["hidden_size"], "num_attention_heads": self.top["num_attention_heads"]}
-        return llama_rotary({**settings, **heads, "head_dim": self._head_dim}, positions, like)
-
-    def _wrong(self, what: str) -> UserError:
-        return UserError("not_a_dflash_drafter", f"{self.place}: {what}; name a whole folder in z-lab's format")
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,12 +98,9 @@ def read_published(place: str) -> Published | None:
 
     Raises UserError where config.json cannot be read, is of another kind, or lacks what every drafter has.
     """
-    if not place or (Path(place) / FACTS).is_file() or not (file := modules_folder(place) / CONFIG).is_file():
+    if (top := read_top(place, "a drafter of DFlash's")) is None:
         return None
-    top = read_config(file, "a drafter of DFlash's")
-    counts = {name: top.get(name) for name in _COUNTS}
-    if missing := [name for name, count in counts.items() if not isinstance(count, int)]:
-        raise UserError("file_not_readable", f"{file}: lacks {', '.join(missing)}; get the folder again")
+    check_counts(place, top, *COUNTS, "num_hidden_layers", "block_size")
     if not isinstance(top.get("dflash_config"), dict):
-        raise UserError("not_a_dflash_drafter", f"{file}: has no dflash_config; name a whole folder in z-lab's format")
-    return Published(place, top)
+        raise UserError("not_a_dflash_drafter", f"{place}: has no dflash_config; name a whole folder in z-lab's format")
+    return Published(place, top, top)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from benchctl.decoding.modules.adapters import turned
-from benchctl.decoding.modules.exits import divergences
+from benchctl.decoding.modules.losses import divergences
 from benchctl.decoding.modules.trainable import ROWS_AT_ONCE, Tally, TrainingBatch, tally
 
 from .layers import BlockLayer, DflashModule

@@ -20,15 +20,9 @@ from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
-from benchctl.decoding.modules.others import refuse_training_options, unsupported_published
-from benchctl.decoding.modules.trainable import (
-    Tally,
-    Trainable,
-    TrainingBatch,
-    TrainingDefaults,
-    load_modules,
-    trained_options,
-)
+from benchctl.decoding.modules.folders import load_modules, trained_options
+from benchctl.decoding.modules.published_layers import refuse_training_options, unsupported_published
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 from .head import Drafter, EagleModule, LayerConfig, Sizes, Traits, default_taps

@@ -13,50 +13,29 @@ aux layer ids      at the top, layers that have run; inside eagle_config (SpecFo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchctl.decoding.model.families import ACTIVATIONS
-from benchctl.decoding.model.target import Target, TargetInfo, llama_rotary
-from benchctl.decoding.modules.others import (
-    CONFIG,
-    EAGLE_WEIGHTS,
-    modules_folder,
-    read_config,
-    read_weights,
-    weights_file,
-)
-from benchctl.decoding.modules.trainable import FACTS
+from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.others import read_weights
+from benchctl.decoding.modules.published_layers import COUNTS, PublishedLayers, check_counts, read_top
 from benchctl.errors import UserError
 
 from .head import EagleModule, LayerConfig, Sizes, Traits, default_taps
 
-_ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
-_COUNTS = ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size")
-
 
 @dataclass(frozen=True)
-class Published:
-    """A folder's config.json: ``top`` as a whole, ``layer`` the part about the layer."""
+class Published(PublishedLayers):
+    """A layer; ``kind`` is its format."""
 
-    place: str
     kind: str
-    top: Mapping[str, Any]
-    layer: Mapping[str, Any]
-
-    @cached_property
-    def file(self) -> Path:
-        """Of its weights; downloaded where ``place`` is a hub id. Raises UserError where there is none."""
-        if (file := weights_file(self.place, EAGLE_WEIGHTS)) is None:
-            message = f"{self.place}: lacks {' or '.join(EAGLE_WEIGHTS)}, or the hub cannot be reached"
-            raise UserError("not_an_eagle_layer", f"{message}; name a folder of a whole layer of EAGLE's")
-        return file
+    error = "not_an_eagle_layer"
+    wanted = "a folder of a whole layer of EAGLE's"
 
     @property
     def version(self) -> str:
@@ -68,15 +47,6 @@ class Published:
     def _feeds_normed(self) -> bool:
         return self.kind == "speculators" and bool(self.top.get("norm_output", False))
 
-    @property
-    def width(self) -> int:
-        return int(self.layer["hidden_size"])
-
-    @property
-    def vocabulary(self) -> int:
-        """Tokens of the target that it was made for."""
-        return int(self.layer["vocab_size"])
-
     def taps(self, layers: int) -> tuple[int, ...]:
         """Layers of a target of so many that it reads the states of, in its own order."""
         if self.kind == "eagle":
@@ -87,7 +57,6 @@ class Published:
         return tuple(int(index) + 1 for index in inner) if inner else default_taps(layers)
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        """Why it does not fit a target with these facts, or None."""
         folder, taps = self.place, self.taps(target.layers)
         if self.top.get("target_hidden_size") not in (None, self.width):
             return f"{folder} has another width than the target it was made for, which is not supported"
@@ -100,14 +69,13 @@ class Published:
 
     def load(self, target: Target) -> tuple[EagleModule, Traits, Tensor | None]:
         """Module, traits and ids of `read`, where and as the target is. Raises UserError for another target too."""
-        if problem := self.unsupported(target.info):
-            raise UserError("modules_of_other_target", f"{problem}; name a layer that was made for it")
+        self.refuse_other(target.info)
         module, embedding, ids = self.read(target.layers)
         like = target.embedding.new_empty(0, dtype=target.dtype)
         traits = Traits(
-            layer=self._layer_config(),
+            layer=LayerConfig(self.width, self.heads, self.kv_heads, self.head_dim, self.activation),
             taps=self.taps(target.layers),
-            rotary=self._rotary(target.context_tokens, like),
+            rotary=self.rotary(target.context_tokens, like),
             feeds_normed=self._feeds_normed,
             norms_residual=self.kind == "speculators" and bool(self.top.get("norm_before_residual", False)),
             bare_head=self.kind == "eagle3" and not self.top.get("norm_output", True),
@@ -116,53 +84,31 @@ class Published:
         return module.to(target.device, target.dtype).requires_grad_(False), traits, ids
 
     def read(self, layers: int) -> Parts:
-        """Its weights, for a target of so many layers.
-
-        Raises UserError for weights that are missing, unknown or of other shapes than config.json says, and for an
-        activation or rotations that are not supported.
-        """
+        self.check()
         found = {re.sub(r"^layers\.0\.", "midlayer.", name): weight for name, weight in read_weights(self.file).items()}
         embedding = found.pop("embed_tokens.weight", None)
         to_target, to_draft = found.pop("d2t", None), found.pop("t2d", None)
-        layer = self._layer_config()
-        self._rotary(1, torch.empty(0))
         if embedding is not None and list(embedding.shape) != [self.vocabulary, self.width]:
-            raise self._wrong(f"has an embedding of shape {list(embedding.shape)}")
+            raise self.wrong(f"has an embedding of shape {list(embedding.shape)}")
         fused = self.kind != "eagle"
         tokens = int(self.top["draft_vocab_size"]) if fused else 0
         sizes = Sizes(
             width=self.width,
-            query=layer.num_attention_heads * layer.head_dim,
-            kv=layer.num_key_value_heads * layer.head_dim,
+            query=self.heads * self.head_dim,
+            kv=self.kv_heads * self.head_dim,
             mlp=int(self.layer["intermediate_size"]),
             taps=len(self.taps(layers)) if fused else 0,
             tokens=tokens,
             tap_norms=fused and bool(self.top.get("fc_norm", False)),
             input_norm=fused and bool(self.top.get("norm_before_fc", False)),
-            head_norm=layer.head_dim if "midlayer.self_attn.q_norm.weight" in found else 0,
+            head_norm=self.head_dim if "midlayer.self_attn.q_norm.weight" in found else 0,
             biases=self._biases(found),
-            eps=float(self.layer.get("rms_norm_eps", 1e-6)),
+            eps=self.eps,
         )
         with torch.device("meta"):
             module = EagleModule(sizes)
-        try:
-            module.load_state_dict(found, assign=True)
-        except RuntimeError as error:  # names what is missing, unknown or of another shape
-            raise self._wrong(f"does not fit its {CONFIG} ({' '.join(str(error).split())})") from error
+        self.fill(module, found)
         return Parts(module, embedding, self._ids(tokens, to_target, to_draft) if fused else None)
-
-    def _layer_config(self) -> LayerConfig:
-        config, act = self.layer, str(self.layer.get("hidden_act", "silu"))
-        heads = int(config["num_attention_heads"])
-        if act not in ACTIVATIONS:
-            raise self._wrong(f"has the activation {act}, which is not supported")
-        return LayerConfig(
-            hidden_size=self.width,
-            num_attention_heads=heads,
-            num_key_value_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or self.width // heads),
-            hidden_act=act,
-        )
 
     def _biases(self, found: Iterable[str]) -> tuple[str, ...]:
         if self.kind != "eagle":
@@ -174,10 +120,10 @@ class Published:
         """[tokens] the target's ids behind the logits; None for all. d2t holds differences, t2d marks the ids."""
         if tokens == self.vocabulary:
             if to_target is not None and bool(to_target.any()):
-                raise self._wrong("scores all tokens, but has a d2t that is not zero")
+                raise self.wrong("scores all tokens, but has a d2t that is not zero")
             return None
         if to_target is None:
-            raise self._wrong(f"scores {tokens} of {self.vocabulary} tokens, but lacks d2t, which says which")
+            raise self.wrong(f"scores {tokens} of {self.vocabulary} tokens, but lacks d2t, which says which")
         ids = torch.arange(len(to_target)) + to_target.long()
         marked = None if to_draft is None else to_draft.nonzero()[:, 0].tolist()
         if (
@@ -186,16 +132,8 @@ class Published:
             or len(set(ids.tolist())) != tokens
             or marked not in (None, sorted(ids.tolist()))
         ):
-            raise self._wrong(f"has a d2t of {len(ids)} entries that does not say which {tokens} tokens it scores")
+            raise self.wrong(f"has a d2t of {len(ids)} entries that does not say which {tokens} tokens it scores")
         return ids
-
-    def _rotary(self, positions: int, like: Tensor) -> Tensor:
-        layer, settings = self._layer_config(), {name: self.layer[name] for name in _ROTARY if self.layer.get(name)}
-        heads = {"hidden_size": self.width, "num_attention_heads": layer.num_attention_heads}
-        return llama_rotary({**settings, **heads, "head_dim": layer.head_dim}, positions, like)
-
-    def _wrong(self, what: str) -> UserError:
-        return UserError("not_an_eagle_layer", f"{self.file}: {what}; name a folder of a whole layer of EAGLE's")
 
 
 class Parts(NamedTuple):
@@ -212,20 +150,15 @@ def read_published(place: str) -> Published | None:
 
     Raises UserError where config.json cannot be read or lacks what every layer has.
     """
-    if not place or (Path(place) / FACTS).is_file() or not (file := modules_folder(place) / CONFIG).is_file():
+    if (top := read_top(place, "a layer of EAGLE's")) is None:
         return None
-    top = read_config(file, "a layer of EAGLE's")
     layer, kind = top, "eagle3" if "draft_vocab_size" in top else "eagle"
     if "speculators_model_type" in top:
         kind, layer = "speculators", top.get("transformer_layer_config") or {}
         if top["speculators_model_type"] != "eagle3":
             message = f"{place}: holds a {top['speculators_model_type']} of speculators, not an eagle3"
             raise UserError("not_an_eagle_layer", f"{message}; name a folder of an eagle3")
-    counts = {name: layer.get(name) for name in _COUNTS}
+    check_counts(place, layer, *COUNTS)
     if kind != "eagle":
-        counts["draft_vocab_size"] = top.get("draft_vocab_size")
-    for name, count in counts.items():
-        if not isinstance(count, int):
-            message = f"{file}: {name} is {count!r}; get the folder again"
-            raise UserError("file_not_readable", message)
-    return Published(place, kind, top, layer)
+        check_counts(place, top, "draft_vocab_size")
+    return Published(place, top, layer, kind)

@@ -23,15 +23,9 @@ from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
-from benchctl.decoding.modules.exits import bare, exit_losses
-from benchctl.decoding.modules.trainable import (
-    Tally,
-    Trainable,
-    TrainingBatch,
-    TrainingDefaults,
-    load_modules,
-    tally,
-)
+from benchctl.decoding.modules.folders import load_modules
+from benchctl.decoding.modules.losses import bare, exit_losses
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults, tally
 
 from .adapter import Adapter
 

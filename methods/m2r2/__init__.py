@@ -19,8 +19,9 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
-from benchctl.decoding.modules.exits import AdapterSettings, ExitHead
-from benchctl.decoding.modules.trainable import load_modules
+from benchctl.decoding.modules.exits import ExitHead
+from benchctl.decoding.modules.folders import load_modules
+from benchctl.decoding.modules.low_rank import AdapterSettings
 
 from .base import TwoStreamMethod
 from .drafting import BEFORE_ROOT, draft_beam, draft_chain

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.modules.exits import AdapterKind, AdapterSettings
+from benchctl.decoding.modules.low_rank import AdapterKind, AdapterSettings
 from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 

@@ -18,7 +18,7 @@ from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.layers import Layer, Mlp, mix, project
 from benchctl.decoding.model.target import TargetInfo
-from benchctl.decoding.modules.exits import AdapterSettings, Delta, LowRank
+from benchctl.decoding.modules.low_rank import AdapterSettings, Delta, LowRank
 
 OnState = Callable[[Tensor], None]
 

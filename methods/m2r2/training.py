@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from benchctl.decoding.model.layers import Layer, Mlp, project
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import TextAttention, adapted_mlp
-from benchctl.decoding.modules.exits import AdapterSettings, ExitModule, bare, exit_losses
+from benchctl.decoding.modules.exits import ExitModule
+from benchctl.decoding.modules.losses import bare, exit_losses
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Numbered, Tally, TrainingBatch
 
 from .gates import Interval, Router, between

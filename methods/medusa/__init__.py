@@ -19,15 +19,8 @@ from benchctl.decoding.drafting.trees import Path, pick, read_widths, wide_tree
 from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
-from benchctl.decoding.modules.trainable import (
-    FACTS,
-    Tally,
-    Trainable,
-    TrainingBatch,
-    load_modules,
-    read_facts,
-    trained_options,
-)
+from benchctl.decoding.modules.folders import FACTS, load_modules, read_facts, trained_options
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
 from benchctl.decoding.verify import Verdict, verify_typical
 from benchctl.errors import UserError
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchctl.decoding.drafting.trees import Path, likeliest, sparse_tree
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary
-from benchctl.decoding.modules.exits import divergences, exit_losses, wanted_shares
+from benchctl.decoding.modules.losses import divergences, exit_losses, wanted_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 KEPT_NODES = 256  # more rows than any verification is worth

@@ -21,8 +21,9 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults, load_modules
+from benchctl.decoding.modules.folders import load_modules
+from benchctl.decoding.modules.low_rank import AdapterSettings
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 
 from .routers import EPS, BlockRouter, RoutedDepth, blend, routed_loss, routed_yardsticks
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, agreements, distil_losses
-from benchctl.decoding.modules.exits import AdapterSettings
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Numbered, Tally, TrainingBatch
 
 EPS = torch.finfo(torch.float32).eps  # added to mean squares; half precision's own would drown small states

@@ -24,14 +24,8 @@ from benchctl.decoding.method import Context, Outcome, Speculative, check_option
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
-from benchctl.decoding.modules.trainable import (
-    Tally,
-    Trainable,
-    TrainingBatch,
-    TrainingDefaults,
-    load_modules,
-    trained_options,
-)
+from benchctl.decoding.modules.folders import load_modules, trained_options
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 from .rows import Kind, PseudoRows, Riders, by_depth

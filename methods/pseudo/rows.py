@@ -23,7 +23,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.layers import Layer, Mlp, mix, project
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import LayerAdapter
-from benchctl.decoding.modules.exits import AdapterSettings, Delta
+from benchctl.decoding.modules.low_rank import AdapterSettings, Delta
 from benchctl.decoding.modules.trainable import Numbered
 
 Kind = Literal["prompt", "transfer", "streaming"]

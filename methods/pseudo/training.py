@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchctl.decoding.model.layers import Mlp, project
 from benchctl.decoding.modules.adapters import adapted_mlp
-from benchctl.decoding.modules.exits import exit_losses
+from benchctl.decoding.modules.losses import exit_losses
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 from .rows import PseudoRows

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchctl.decoding.modules.exits import exit_losses
+from benchctl.decoding.modules.losses import exit_losses
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
 
 Kind = Literal["hydra", "redrafter"]

@@ -22,16 +22,9 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
-from benchctl.decoding.modules.exits import AdapterSettings
-from benchctl.decoding.modules.trainable import (
-    Tally,
-    Trainable,
-    TrainingBatch,
-    TrainingDefaults,
-    load_modules,
-    read_facts,
-    trained_options,
-)
+from benchctl.decoding.modules.folders import load_modules, read_facts, trained_options
+from benchctl.decoding.modules.low_rank import AdapterSettings
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 from .schedule import DepthSchedule, schedule_loss, schedule_yardsticks
@@ -87,12 +80,9 @@ class SkipDecode(Method, Batched, Trainable):
         return self.adapters == "lora"
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return self.beyond(target.layers)
-
-    def beyond(self, layers: int) -> str | None:
         for name in ("max_layers", "min_layers", "warmup_layers"):
-            if getattr(self, name) > layers:
-                return f"{name} {getattr(self, name)} is more than the target's {layers} layers"
+            if getattr(self, name) > target.layers:
+                return f"{name} {getattr(self, name)} is more than the target's {target.layers} layers"
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,8 +63,8 @@ class TextDepths(NamedTuple):
     new: Tensor
 
 
-def text_depths(schedule: DepthSchedule, texts: Any, chance: bool) -> TextDepths:
-    """Depths in ``texts``, such as a TrainingBatch, as if each document were a prompt and its answer.
+def text_depths(schedule: DepthSchedule, texts: TrainingBatch, chance: bool) -> TextDepths:
+    """Depths in ``texts`` as if each document were a prompt and its answer.
 
     The prompt ends where one of the answers in the document begins, its tokens weighing more than what was before; in a
     text without answers, anywhere. With ``chance``, for training, that is drawn, and so is where the least depth is

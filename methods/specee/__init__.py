@@ -19,15 +19,8 @@ from benchctl.decoding.method import Context, MonotoneThreshold, check_options, 
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHead, chance, read_exits, refuse_other_exits
-from benchctl.decoding.modules.trainable import (
-    SecondStage,
-    Tally,
-    Trainable,
-    TrainingBatch,
-    TrainingDefaults,
-    load_modules,
-    trained_options,
-)
+from benchctl.decoding.modules.folders import load_modules, trained_options
+from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
 
 from .guided import TOKENS, Guided, features, probs_of

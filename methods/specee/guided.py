@@ -7,15 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.modules.exits import (
-    ExitModule,
-    Exits,
-    agreement_loss,
-    bare,
-    exit_yardsticks,
-    exits_loss,
-    exits_yardsticks,
-)
+from benchctl.decoding.modules.exits import ExitModule, Exits, exits_loss, exits_yardsticks
+from benchctl.decoding.modules.losses import agreement_loss, bare, exit_yardsticks
 from benchctl.decoding.modules.trainable import ROWS_AT_ONCE, Numbered, Tally, TrainingBatch, tally
 
 TOKENS = 4  # that are drafted

@@ -9,8 +9,6 @@ does, so its best length is set to 1 there. The counts are written to results/re
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import sys
 from collections import Counter
@@ -35,8 +33,8 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context, Outcome
 from benchctl.decoding.model.target import Target
 from benchctl.methods.auto_exit import AutoExit
+from reference.oracles import write_record
 
-OUT = Path("results/reference/oracles-auto-exit.json")
 COMMIT = "0365a81"
 FILE = "self_speculation/DEL.py"
 LAYERS, CONTEXT_TOKENS, NEW_TOKENS = 8, 160, 100
@@ -78,7 +76,7 @@ class Compared(AutoExit):  # type: ignore[misc]  # see pyproject.toml: methods h
 
 
 @torch.inference_mode()
-def main(folder: str) -> None:
+def main(folder: str) -> int:
     sys.path.insert(0, folder)
     unused: Any = ModuleType("lxml.html.diff")  # an import of theirs that nothing reads
     unused.token = None
@@ -98,11 +96,8 @@ def main(folder: str) -> None:
             method.against(theirs.DEL(model, gamma_max=LENGTHS, omega=method.decay), Naive(model), counts)
             answer = decode(method, target, DecodeRequest(prompt_of(tokens), NEW_TOKENS))
             counts["accepted_tokens"] += sum(step.accepted for step in answer.steps)
-    sha256 = {FILE: hashlib.sha256((Path(folder) / FILE).read_bytes()).hexdigest()}
-    record = {"commit": f"hoenza/DEL {COMMIT}", "sha256": sha256, "counts": dict(sorted(counts.items()))}
-    OUT.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record["counts"]))
+    return write_record("auto-exit", [Path(folder) / FILE], counts, {"hoenza/DEL": COMMIT})
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

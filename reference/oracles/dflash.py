@@ -10,14 +10,11 @@ results/reference/oracles-dflash.json with the hash of the authors' file; the ex
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import sys
 import tempfile
 import warnings
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -31,8 +28,8 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.methods.dflash import Dflash
+from reference.oracles import write_record
 
-OUT = Path("results/reference/oracles-dflash.json")
 VOCABULARY, WIDTH, LAYERS, NEW_TOKENS, CASES = 12, 32, 8, 40, 60
 Drafts = dict[int, tuple[int, ...]]  # by the position of the root
 
@@ -118,7 +115,7 @@ def compare(classes: Any, seed: int, folder: Path) -> Counter[str]:
     return counts
 
 
-def main(repository: str) -> None:
+def main(repository: str) -> int:
     warnings.simplefilter("ignore")
     sys.path.insert(0, repository)
     classes = importlib.import_module("dflash.model")
@@ -127,13 +124,8 @@ def main(repository: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         for seed in range(CASES):
             counts += compare(classes, seed, Path(place) / str(seed))
-    versions = {name: version(name) for name in ("transformers", "torch")}
-    sha256 = {"model.py": hashlib.sha256((Path(repository) / "dflash/model.py").read_bytes()).hexdigest()}
-    result = {"sha256": sha256, "versions": versions, "counts": {"unequal": 0, **dict(sorted(counts.items()))}}
-    OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(OUT.read_text(encoding="utf-8"))
-    sys.exit(counts["unequal"] > 0)
+    return write_record("dflash", [Path(repository) / "dflash/model.py"], counts)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

@@ -13,14 +13,11 @@ flag of its configuration.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -40,8 +37,8 @@ from benchctl.decoding.modules.trainable import TrainingBatch
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.head import Drafter, EagleModule, LayerConfig, Sizes, Traits
 from benchctl.methods.eagle.training import Unrolled, eagle_loss
+from reference.oracles import write_record
 
-OUT = Path("results/reference/oracles-eagle.json")
 VOCABULARY, WIDTH, HEADS, KV_HEADS, MLP, LAYERS = 40, 32, 4, 2, 48, 8
 TAPS = (2, 4, 5)
 EPS = 1e-5
@@ -76,18 +73,11 @@ def count(counts: Counter[str], kind: str, equal: bool) -> None:
     counts["unequal"] += not equal
 
 
-def paths_of(tokens: tuple[int, ...], parents: tuple[int, ...]) -> Paths:
-    draft, paths = Draft(tokens, parents), list[tuple[int, ...]]()
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return frozenset(paths)
-
-
 def their_paths(answer: tuple[Tensor, ...]) -> Paths:
     """Of topK_genrate: tokens [1, nodes], root first, and a mask in which a row sees its ancestors and itself."""
     tokens, mask = answer[0][0].tolist(), answer[2][0, 0].bool()
     parents = [int(mask[row, :row].nonzero()[-1]) - 1 for row in range(1, len(tokens))]
-    return paths_of(tuple(tokens[1:]), tuple(parents))
+    return frozenset(Draft(tuple(tokens[1:]), tuple(parents)).paths)
 
 
 def authors_model(repository: Path, kind: str, module: EagleModule, ids: Tensor | None, **tree: int) -> Any:
@@ -154,7 +144,7 @@ def compare_trees(repository: Path, seed: int) -> Counter[str]:
             return log_probs
 
         tree = grow_likeliest(expand, width, depth + 1, nodes, method.vocabulary)
-        equal = paths_of(tree.tokens, tree.parents) == their_paths(answer)
+        equal = frozenset(tree.paths) == their_paths(answer)
         count(counts, f"trees of version {kind}", equal)
         text += [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 4))]
     return counts
@@ -291,7 +281,7 @@ def decoded(models: Models, module: EagleModule, flags: dict[str, bool], text: l
     return torch.cat(rows)
 
 
-def main(repository: str, packages: str) -> None:
+def main(repository: str, packages: str) -> int:
     warnings.simplefilter("ignore")
     sys.path.append(packages)
     counts = Counter[str]()
@@ -300,14 +290,9 @@ def main(repository: str, packages: str) -> None:
     for seed in range(LOSSES):
         for flags in FLAGS:
             counts += compare_passes(seed, flags)
-    versions = {name: version(name) for name in ("speculators", "transformers", "torch")}
     files = [Path(repository) / "eagle/model" / name for name in ("cnets.py", "cnets1.py")]
-    sha256 = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
-    result = {"sha256": sha256, "versions": versions, "counts": {"unequal": 0, **dict(sorted(counts.items()))}}
-    OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(OUT.read_text(encoding="utf-8"))
-    sys.exit(counts["unequal"] > 0)
+    return write_record("eagle", files, counts, packages=("speculators", "transformers", "torch"))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

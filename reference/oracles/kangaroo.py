@@ -18,13 +18,10 @@ times a trained one. Training is not compared: theirs leaves out the first token
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import tempfile
 from collections import Counter
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -41,10 +38,10 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
-from benchctl.decoding.modules.trainable import save_modules
+from benchctl.decoding.modules.folders import save_modules
 from benchctl.methods.kangaroo import Kangaroo
+from reference.oracles import write_record
 
-OUT = Path("results/reference/oracles-kangaroo.json")
 FILES = ("evaluation/inference_kangaroo.py", "kangaroo/adapter.py", "kangaroo/earlyexit.py")
 VOCABULARY, WIDTH, HEADS, LAYERS, NEW_TOKENS, CASES = 12, 32, 4, 6, 60, 100
 SHARED = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_attention_heads": HEADS, "rms_norm_eps": 1e-5}
@@ -166,14 +163,7 @@ def main(folder: str) -> int:
     with tempfile.TemporaryDirectory() as place:
         for seed in range(CASES):
             counts.update(compare(code, seed, Path(place) / str(seed)))
-    facts = {
-        "sha256": {name: hashlib.sha256((Path(folder) / name).read_bytes()).hexdigest() for name in FILES},
-        "versions": {name: version(name) for name in ("transformers", "torch")},
-        "counts": {"unequal": 0, **dict(sorted(counts.items()))},
-    }
-    OUT.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(facts["counts"]))
-    return int(counts["unequal"] > 0)
+    return write_record("kangaroo", [Path(folder) / name for name in FILES], counts)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,12 @@ behind the 50 likeliest ReDrafter's code scores none. The LM heads of both are t
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -36,8 +33,8 @@ from benchctl.decoding.method import Context
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.sequential import Sequential
 from benchctl.methods.sequential.heads import Heads
+from reference.oracles import write_record
 
-OUT = Path("results/reference/oracles-sequential.json")
 HYDRA = "hydra/model/hydra_heads/mlp_head.py"
 REDRAFTER = ("recurrent_drafting/configuration_drafter.py", "recurrent_drafting/modeling_drafter.py")
 TEXTS = 25
@@ -181,14 +178,7 @@ def main(hydra: Path, redrafter: Path) -> int:
     compare_hydra(hydra, models, counts)
     compare_redrafter(redrafter, models, counts)
     files = [hydra / HYDRA, *(redrafter / name for name in REDRAFTER)]
-    facts = {
-        "sha256": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files},
-        "versions": {name: version(name) for name in ("transformers", "torch")},
-        "counts": dict(sorted(counts.items())),
-    }
-    OUT.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(facts["counts"]))  # noqa: T201
-    return int(counts["unequal"] > 0)
+    return write_record("sequential", files, counts)
 
 
 if __name__ == "__main__":

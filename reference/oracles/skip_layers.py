@@ -9,8 +9,6 @@ which only their verification reads, are left out. The counts are written to res
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,8 +31,8 @@ from benchctl.decoding.model.layers import Parts
 from benchctl.decoding.model.target import Target
 from benchctl.methods.skip_layers import SkipLayers
 from benchctl.methods.skip_layers.choosing import matchness
+from reference.oracles import write_record
 
-OUT = Path("results/reference/oracles-skip-layers.json")
 COMMIT = "88caed7"
 FILES = ("model/swift/utils.py", "model/swift/kv_cache.py")
 LAYERS, CONTEXT_TOKENS, NEW_TOKENS = 8, 128, 40
@@ -130,7 +128,7 @@ def search(theirs: ModuleType, stand_in: Recomputed, target: Target, prompt: lis
 
 
 @torch.inference_mode()
-def main(folder: str) -> None:
+def main(folder: str) -> int:
     sys.path.insert(0, folder)
     theirs = import_module("model.swift.utils")
     setattr(  # noqa: B010 the module has no types
@@ -151,11 +149,9 @@ def main(folder: str) -> None:
             answer = list(decode(method, target, DecodeRequest(prompt, NEW_TOKENS)).token_ids)
             if not confidence:
                 counts["scores_equal"] += search(theirs, stand_in, target, prompt, answer)
-    sha256 = {name: hashlib.sha256((Path(folder) / name).read_bytes()).hexdigest() for name in FILES}
-    record = {"commit": f"hemingkx/SWIFT {COMMIT}", "sha256": sha256, "counts": counts}
-    OUT.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(counts))
+    files = [Path(folder) / name for name in FILES]
+    return write_record("skip-layers", files, counts, {"hemingkx/SWIFT": COMMIT})
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

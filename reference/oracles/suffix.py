@@ -11,8 +11,6 @@ depends on the order of insertions; there only the scores of trees must be equal
 
 from __future__ import annotations
 
-import hashlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -27,8 +25,8 @@ from typing import Any
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.occurrences import Node, Occurrences
 from benchctl.methods.suffix import Suffix
+from reference.oracles import write_record
 
-OUT = Path("results/reference/oracles-suffix.json")
 STORES = 3000
 _ROUNDING = 1e-6  # of their scores, which are float32
 # Reads, line by line: depth, texts, and questions. Writes for each question score, length of the match and rows.
@@ -85,13 +83,6 @@ class Answer:
     paths: tuple[tuple[int, ...], ...]
 
 
-def paths_of(tokens: Sequence[int], parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    draft, paths = Draft(tuple(tokens), tuple(parents)), list[tuple[int, ...]]()
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return tuple(sorted(paths))
-
-
 def random_case(seed: int) -> Case:
     """Half of the questions are about the only text of the store, the others about another text."""
     draw = Random(seed)
@@ -134,7 +125,7 @@ def ours(case: Case) -> tuple[Answer, bool]:
         elif score == best:
             tied |= _tree_ties(store, match, tokens, depth, method)
     tied |= sum(abs(score - best) < _ROUNDING for score in scores) > 1
-    return Answer(best, paths_of(draft.tokens, draft.parents)), tied
+    return Answer(best, tuple(sorted(draft.paths))), tied
 
 
 def _chain_ties(store: Occurrences, match: Node, depth: int) -> bool:
@@ -177,8 +168,9 @@ def theirs(program: Path, cases: Sequence[Case]) -> list[Answer]:
     answers: list[Answer] = []
     for line in printed.splitlines():
         score, _, rows, *ids = line.split()
-        numbers = list(map(int, ids))
-        answers.append(Answer(float(score), paths_of(numbers[: int(rows)], numbers[int(rows) :])))
+        numbers = tuple(map(int, ids))
+        drafted = Draft(numbers[: int(rows)], numbers[int(rows) :])
+        answers.append(Answer(float(score), tuple(sorted(drafted.paths))))
     return answers
 
 
@@ -229,16 +221,14 @@ def compare_copies(file: Path) -> Counter[str]:
     return counts
 
 
-def main(arctic: str, sam: str) -> None:
+def main(arctic: str, sam: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         counts = compare_scores(build_driver(Path(arctic), Path(folder)))
     counts += compare_copies(Path(sam))
     files = [*(Path(arctic) / name for name in ("suffix_tree.cc", "suffix_tree.h", "int32_map.h")), Path(sam)]
-    sha256 = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     commits = {"snowflakedb/ArcticInference": "9d46438", "hyx1999/SAM-Decoding": "18c41f0"}
-    OUT.write_text(json.dumps({"commits": commits, "sha256": sha256, "counts": counts}, indent=1) + "\n")
-    print(json.dumps(counts))
+    return write_record("suffix", files, counts, commits)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

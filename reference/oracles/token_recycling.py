@@ -14,8 +14,6 @@ ours cannot cut short are compared.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -27,8 +25,8 @@ from torch import Tensor
 from benchctl.conformance.random_models import Naive, autoregressive, random_models
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.methods.token_recycling import PATHS, RANKS, TokenRecycling
+from reference.oracles import write_record
 
-OUT = Path("results/reference/oracles-token-recycling.json")
 COMMIT = "1b4c05c"
 PROMPTS = 12
 NEW_TOKENS = 40
@@ -90,7 +88,7 @@ def _module(name: str, code: str) -> ModuleType:
     return module
 
 
-def main(folder: str) -> None:
+def main(folder: str) -> int:
     models = random_models("llama")
     loop: Any = their_loop(Path(folder))
     vocabulary = models.target.vocabulary
@@ -118,12 +116,10 @@ def main(folder: str) -> None:
         equal_steps += sum(ours[at] == their_accepted[at] for at in whole)
         accepted += sum(ours[at] - 1 for at in whole)
         assert ours[: len(whole)] == their_accepted[: len(whole)], (seed, ours, their_accepted)
-    sha256 = {name: hashlib.sha256((Path(folder) / name).read_bytes()).hexdigest() for name in (LOOP, TEMPLATE)}
+    files = [Path(folder) / name for name in (LOOP, TEMPLATE)]
     counts = {"prompts": PROMPTS, "cold": PROMPTS // 4, "steps": steps, "equal": equal_steps, "accepted": accepted}
-    result = {"commits": {"Luowaterbi/TokenRecycling": COMMIT}, "sha256": sha256, "counts": counts}
-    OUT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(counts))
+    return write_record("token-recycling", files, counts, {"Luowaterbi/TokenRecycling": COMMIT})
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

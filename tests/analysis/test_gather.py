@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fixtures_records import failed, usual_rows, write
+from made_up import MadeUp
 
 from benchctl.analysis.frame.build import to_frames
 from benchctl.errors import InvalidData
 from benchctl.records.schema import Mode, Row
 from benchctl.records.writer import read, scan
-from benchmarks.made_up import MadeUp
 
 MODES: tuple[Mode, ...] = ("free", "replay", "profile")
 

@@ -132,7 +132,14 @@ def test_fidelity_is_target_agreement_where_it_was_measured() -> None:
     groups = groups_of(rows, RUN)
     assert default_axis(groups) == FidelityAxis(TARGET_AGREEMENT)
     assert all_points(pareto(groups))[EXITING].y == pytest.approx(8 / 9)
+    assert FidelityAxis(TARGET_AGREEMENT).of(groups[0], groups[0].pooled.methods[0]).value == 1.0
     assert all_points(pareto(groups, quality="agreement"))[EXITING].y == pytest.approx(2 / 9)
+
+
+def test_the_baseline_of_an_engine_has_its_own_target_agreement() -> None:
+    sums = {"scored_tokens": 9.0, "target_agreed_tokens": 8.0, "target_logprob": -9.0}
+    rows = [replace(row, fidelity=sums) for row in (baseline_row(), exiting_row())]
+    assert all_points(pareto(groups_of(rows, RUN)))[BASELINE].y == pytest.approx(8 / 9)
 
 
 @pytest.mark.parametrize("style", STYLES, ids=SIZES)

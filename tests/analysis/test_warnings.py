@@ -24,7 +24,7 @@ from fixtures_records import (
 from warned import ids, warned
 
 from benchctl.analysis.comparison import compare
-from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE
+from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY, MEAN_ACCEPTED
 from benchctl.records.schema import Row, Totals
 
 
@@ -260,15 +260,23 @@ def _as_sums(row: Row) -> Row:
     """As an engine reports it that gives what it drafted in all, and no steps."""
     if row.label != DRAFTED:
         return row
-    tokens, arrived_s = len(row.token_ids), (row.ttft_s, row.ttft_s + sum(row.step_s))
+    first_s = row.ttft_s or 0.0
+    tokens, arrived_s = len(row.token_ids), (first_s, first_s + sum(row.step_s))
     drafted = {"drafted": sum(row.drafted), "accepted": sum(row.accepted)}
     totals = Totals(new_tokens=tokens, wall_s=arrived_s[1], **drafted)
     unknown: dict[str, Any] = dict.fromkeys(("step_s", "committed", "drafted", "accepted", "rows", "layers"), ())
     return replace(row, **unknown, totals=totals, arrived_s=arrived_s, arrived_tokens=(1, tokens - 1))
 
 
-def test_drafts_without_steps_raise_no_warning() -> None:
-    rows = [_as_sums(row) for row in usual_rows()]
+def test_drafts_without_steps_raise_no_warning_and_give_no_tokens_per_step() -> None:
+    """Also where one answer drafted nothing, so that its steps are known."""
+    first, undrafted, *others = usual_rows()
+    tokens = len(undrafted.token_ids)
+    ones, zeros = (1,) * (tokens - 1), (0,) * (tokens - 1)
+    nothing = replace(undrafted, drafted=zeros, accepted=zeros, rows=ones, committed=ones, step_s=(0.5, *ones[1:]))
+    rows = [first, nothing, *map(_as_sums, others)]
     group = group_of(rows + [replace(row, repeat=1) for row in rows])
     assert ids(group) == []
-    assert figures_of(group).estimate(ACCEPTANCE_RATE).value == pytest.approx(1 / 3)
+    figures = figures_of(group)
+    assert figures.estimate(ACCEPTANCE_RATE).value == pytest.approx(1 / 3)
+    assert figures.estimate(BLOCK_EFFICIENCY).value is figures.estimate(MEAN_ACCEPTED).value is None

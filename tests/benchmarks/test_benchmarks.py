@@ -1,4 +1,4 @@
-"""The command line of `make bench`, and when an interval meets a goal."""
+"""The command line of `make bench`, and what the benchmarks compute."""
 
 from __future__ import annotations
 
@@ -7,86 +7,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from tiny import tiny_folder
 
 from benchmarks import __main__ as main_module
 from benchmarks import speed
 from benchmarks.__main__ import main
-from benchmarks.costs import against_band
 from benchmarks.coverage import Line, World, missed, study
 
-COST = {"label": "m2r2[exit=2]", "timed": "verification", "rows": 3.5, "measured_ms": 2.2, "predicted_ms": 2.0,
-        "ratio": 1.1, "low": 1.05, "high": 1.15, "goal": "met, by the whole interval"}  # fmt: skip
-COSTS = {"threads": 1, "within": 0.15, "share_within": 1.0, "left_out": {"medusa": "no modules"}, "methods": [COST]}
 
+def test_each_number_of_threads_is_measured_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = {"ours": "two_model[draft_tokens=5]", "theirs": "assisted generation"}
+    speeds = {"our_tokens_per_s": 20.0, "their_tokens_per_s": 18.0, "ratio": 1.1, "low": 1.05, "high": 1.15}
+    row = {**names, **speeds, "same_tokens": 8, "prompts": 8}
+    calls: list[dict[str, Any]] = []
 
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [(0.75, 1.25, "met"), (0.74, 1.25, "open"), (0.75, 1.26, "open"), (0.5, 0.75, "open")]
-    + [(0.5, 0.74, "missed"), (1.26, 1.4, "missed")],
-)
-def test_a_ratio_has_to_lie_on_neither_side_too_far_from_one(low: float, high: float, verdict: str) -> None:
-    assert against_band(low, high, within=0.25).startswith(verdict)
+    def measured(**arguments: Any) -> Any:
+        calls.append(arguments)
+        return [row | {"threads": arguments["threads"]}]
 
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Nothing is measured; what would have been."""
-    calls: list[tuple[str, dict[str, Any]]] = []
-
-    def child(module: str, **arguments: Any) -> Any:
-        calls.append((module, arguments))
-        return {"costs": COSTS}[module]
-
-    monkeypatch.setattr(main_module, "measure_apart", child)
-    return calls
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--only prices", "'prices'"),
-        ("--only library --label two_model", "--label"),
-        ("--model folder", "--only library"),
-        ("--only costs --label medusa[modules=none]", "none"),
-        ("--only costs --label meduse", "Did you mean 'medusa'?"),
-        ("--only costs --label two_model[draft_model=other]", "two_model[draft_model=other]"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_anything_is(
-    asked: list[Any], tmp_path: Path, words: str, message: str
-) -> None:
-    result = _invoke(*words.split(), "--out", str(tmp_path / "bench"))
-    assert (result.exit_code, asked) == (2, [])
-    assert message in result.output
-    assert not (tmp_path / "bench").exists()
-
-
-def test_one_section_is_measured_alone_and_leaves_the_figures_of_all_as_they_are(
-    asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Labels are written down without the places of their modules."""
-    monkeypatch.setattr(main_module, "choose", lambda labels, models: None)
-    (tmp_path / "figures.json").write_text("of all")
-    label = f"medusa[modules={tmp_path / 'heads'}]"
-    words = ("--only", "costs", "--threads", "2", "--max-new-tokens", "9", "--label", label, "--out", str(tmp_path))
-    result = _invoke(*words)
+    monkeypatch.setattr(main_module, "measure_apart", measured)
+    words = ("--only", "library", "--prompts", "2", "--max-new-tokens", "9", "--out", str(tmp_path))
+    result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
-    assert asked == [("costs", {"labels": (label,), "threads": 2, "prompts": 2, "max_new_tokens": 9})]
-    assert (tmp_path / "figures.json").read_text() == "of all"
-    written = (tmp_path / "figures-costs.json").read_text()
-    figures = json.loads(written)
-    assert sorted(figures) == ["asked", "commit", "costs", "created", "machine", "versions"]
-    sizes = {"threads": [2], "prompts": None, "max_new_tokens": 9, "model": ""}
-    assert figures["asked"] == {"sections": ["costs"], "labels": ["medusa[modules=heads]"], **sizes}
-    assert figures["costs"]["methods"] == [COST] and str(tmp_path) not in written
-    for shown in ("m2r2[exit=2]", "1.10x [1.05, 1.15]", "within 15%", "100%", "medusa: no modules", "on 1 thread"):
+    sizes = {"prompts": 2, "max_new_tokens": 9, "model": ""}
+    assert calls == [{"threads": 1, **sizes}, {"threads": 2, **sizes}]
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert sorted(figures) == ["asked", "commit", "created", "library", "machine", "versions"]
+    assert figures["asked"] == {"threads": [1, 2], **sizes}
+    assert figures["library"] == [row | {"threads": 1}, row | {"threads": 2}]
+    for shown in ("two_model[draft_tokens=5]", "1.10x [1.05, 1.15]"):
         assert shown in result.output
-
-
-def _invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from untrained import facts_of, untrained
 
 from benchctl.cli import main
 from benchctl.decoding.loop import decode
-from benchctl.decoding.modules.trainable import save_modules
+from benchctl.decoding.modules.folders import save_modules
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.medusa import Medusa
 from benchctl.records.writer import read

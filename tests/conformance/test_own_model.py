@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from fakes_measuring import Lying
 from fixtures_run import make_folder
 from mutants import ForgetfulTwoModel, LateTwoModel, UnrepairedTwoModel
-from oracles import Drafter, ExitRule, exit_drafter, lookup_drafter, model_drafter
+from oracles import Drafter, ExitRule, exit_drafter, model_drafter
 from runs import CONTEXT_TOKENS, answer, pair, prepared, prompt_of
 
 from benchctl.cli import main
@@ -81,8 +81,6 @@ ORACLES: dict[str, Drafter] = {
     "two_model[draft_tokens=5,stop=entropy,confidence=0.4]": model_drafter(
         pair("llama").naive_draft, 5, 0.4, stop="entropy"
     ),
-    "prompt_lookup[draft_tokens=3,max_ngram=2]": lookup_drafter(3, 2, "last"),
-    "prompt_lookup[draft_tokens=2,match=first,allow_short=false]": lookup_drafter(2, 3, "first", False),
     "early_exit[mode=draft,exits=3+1,threshold=0.3]": exit_drafter(
         pair("llama").naive, ExitRule((1, 3), threshold=0.3), 4
     ),

@@ -36,7 +36,8 @@ from benchctl.decoding.modules.draft_vocabulary import (
     write_draft_vocabulary,
 )
 from benchctl.decoding.modules.exits import Exits
-from benchctl.decoding.modules.trainable import Trainable, save_modules
+from benchctl.decoding.modules.folders import save_modules
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.check import Models, choose_methods
 from benchctl.methods.deed import Deed

@@ -16,7 +16,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, check_weights, form_sha256, round_weights
 from benchctl.decoding.modules.adapters import Adapters
-from benchctl.decoding.modules.trainable import load_modules, save_modules
+from benchctl.decoding.modules.folders import load_modules, save_modules
 from benchctl.errors import UserError
 from benchctl.measuring.run import traffic_of
 from benchctl.measuring.weights import WeightGuard

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from ggufs import CONFIGS, bpe, tiny
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.errors import UserError
 from benchctl.gguf import converted
-from benchctl.gguf_export import _hash, check_exportable, exported
+from benchctl.gguf_export import _hash, _in_pairs, check_exportable, exported
 
 
 def folder_of(tmp_path: Path, family: str) -> Path:
@@ -80,16 +82,73 @@ def test_other_files_of_the_folder_are_no_weights_of_the_model(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "id"),
     [
-        ({"model_type": "gpt2"}, "only llama, qwen2, qwen3"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "scaled rotary positions"),
-        ({"use_sliding_window": True}, "sliding windows"),
+        ({"model_type": "gpt2"}, "not_exportable"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "changed_arithmetic"),
+        ({"hidden_act": "gelu"}, "changed_arithmetic"),
+        ({"use_sliding_window": True}, "changed_arithmetic"),
+        ({"eos_token_id": None}, "no_end_token"),
+        ({"eos_token_id": [1, 2, 3, 4]}, "no_end_token"),
     ],
 )
-def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path, changed: dict[str, object], words: str) -> None:
+def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path, changed: dict[str, object], id: str) -> None:
     source = folder_of(tmp_path, "qwen2")
+    (source / "generation_config.json").unlink(missing_ok=True)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | changed))
-    with pytest.raises(UserError, match=words):
-        check_exportable(source)
+    assert error_of(lambda: check_exportable(source)) == id
+
+
+def test_folders_without_a_readable_model_are_refused(tmp_path: Path) -> None:
+    assert error_of(lambda: check_exportable(tmp_path)) == "no_model_folder"
+    source = folder_of(tmp_path, "llama")
+    (source / "config.json").write_text("{")
+    assert error_of(lambda: check_exportable(source)) == "bad_config"
+
+
+def test_weights_of_another_model_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    source = folder_of(tmp_path, "llama")
+    weights = load_file(source / "model.safetensors")
+    removed = weights.pop("model.norm.weight")
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    assert error_of(lambda: exported(source, tmp_path / "out", "F32", print)) == "weights_do_not_fit"
+    weights["model.norm.weight"] = removed
+    weights["model.layers.0.self_attn.q_proj.weight"][0, 0] = 1e6  # too large for float16
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    _hash.cache_clear()
+    assert error_of(lambda: exported(source, tmp_path / "out", "F16", print)) == "too_large_for_float16"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("ends", [[2], [2, 5], [7, 2, 5]])
+def test_tokens_that_end_an_answer_are_those_of_the_target(tmp_path: Path, ends: list[int]) -> None:
+    """The generation configuration goes first, as in our own loop."""
+    from gguf import GGUFReader
+
+    source = folder_of(tmp_path, "llama")
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    reader = GGUFReader(exported(source, tmp_path, "F16", print))
+    names = ("eos", "eot", "eom")[: len(ends)]
+    assert [reader.fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in names] == ends
+    assert Target.load(source).stop_ids == {*ends}
+
+
+def test_rows_of_queries_and_keys_are_interleaved() -> None:
+    assert _in_pairs(np.arange(8), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_a_frequency_table_of_an_older_checkpoint_is_left_out(tmp_path: Path) -> None:
+    source = folder_of(tmp_path, "llama")
+    weights = load_file(source / "model.safetensors")
+    before = exported(source, tmp_path, "F32", print).read_bytes()
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    _hash.cache_clear()
+    assert exported(source, tmp_path / "other", "F32", print).read_bytes() == before
+
+
+def error_of(call: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as error:
+        call()
+    return error.value.id

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pytest
 from mutants import ForgetfulTwoModel, LateTwoModel
-from oracles import Drafter, ExitRule, autoregressive, exit_drafter, lookup_drafter, model_drafter, replay
+from oracles import Drafter, ExitRule, autoregressive, exit_drafter, model_drafter, replay
 from runs import CONTEXT_TOKENS, LAYERS, MODELS, NEW_TOKENS, answer, pair, prompt_of, rounds_of, run
 
 from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.methods.two_model import TwoModel
 
 PROMPTS = (1, 13, CONTEXT_TOKENS - 7)
@@ -72,7 +73,8 @@ def test_prompt_lookup_steps_equal_replay(
 ) -> None:
     ngrams = f"max_ngram={max_ngram},min_ngram={min_ngram}"
     options = f"draft_tokens={draft_tokens},{ngrams},match={match},allow_short={str(allow_short).lower()}"
-    drafter = lookup_drafter(draft_tokens, max_ngram, match, allow_short, min_ngram)
+    method = PromptLookup(draft_tokens, max_ngram, match, allow_short, min_ngram)
+    drafter = method.plain_drafter(pair(family, seed).target, None)
     _assert_rounds(f"prompt_lookup[{options}]", drafter, family, seed)
 
 

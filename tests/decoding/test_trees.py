@@ -10,7 +10,7 @@ from math import prod
 import pytest
 from plain_trees import sequoia
 
-from benchctl.decoding.draft import ROOT
+from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.drafting.trees import Path, likeliest, optimal_tree, pick, read_widths, sparse_tree, wide_tree
 
 
@@ -19,6 +19,16 @@ def test_a_wide_tree_has_every_combination_parents_first() -> None:
     assert wide_tree((2, 1)) == ((0,), (1,), (0, 0), (1, 0))
     assert wide_tree((1, 2, 1)) == ((0,), (0, 0), (0, 1), (0, 0, 0), (0, 1, 0))
     assert wide_tree((1, 1, 1)) == ((0,), (0, 0), (0, 0, 0))
+
+
+def test_merged_paths_share_their_beginnings() -> None:
+    """As in the union of two drafts: those of the first come first, and each path is there once."""
+    one = Draft((5, 6, 7), (ROOT, 0, ROOT))
+    other = Draft((7, 8, 5, 6, 9), (ROOT, 0, ROOT, 2, 3))
+    assert one.paths == [(5,), (5, 6), (7,)]
+    both = Draft.merged((*one.paths, *other.paths))
+    assert (both.tokens, both.parents) == ((5, 6, 7, 8, 9), (ROOT, 0, ROOT, 2, 1))
+    assert len(Draft.merged([])) == 0
 
 
 def test_widths_are_read_level_by_level() -> None:

@@ -77,30 +77,6 @@ def model_drafter(
     return draft
 
 
-def lookup_drafter(
-    draft_tokens: int, max_ngram: int, match: str = "first", allow_short: bool = True, min_ngram: int = 1
-) -> Drafter:
-    """What followed the earlier place whose context agrees with the text's end in the most tokens, up to max_ngram."""
-
-    def agreement(text: list[int], end: int) -> int:
-        size = 0
-        while size < min(max_ngram, end) and text[end - 1 - size] == text[-1 - size]:
-            size += 1
-        return size
-
-    def draft(text: list[int], budget: int) -> list[int]:
-        last_end = len(text) - 1 if allow_short else len(text) - draft_tokens
-        ends = [end for end in range(1, last_end + 1) if agreement(text, end) >= min_ngram]
-        longest = max((agreement(text, end) for end in ends), default=0)
-        best = [end for end in ends if agreement(text, end) == longest]
-        if not best:
-            return []
-        end = best[0] if match == "first" else best[-1]
-        return text[end : end + min(draft_tokens, budget)] if budget > 0 else []
-
-    return draft
-
-
 @dataclass(frozen=True)
 class ExitRule:
     """Leave at the first of ``layers`` whose confidence reaches ``threshold``.

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from oracles import Naive, TreeDrafter
 from torch import Tensor
 
-from benchctl.decoding.modules.exits import LowRank
+from benchctl.decoding.modules.low_rank import LowRank
 from benchctl.methods.m2r2.streams import Adapter
 from benchctl.methods.m2r2.training import TwoStreams
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from benchctl.conformance.method_under_test import facts_of, untrained
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import Trainable, save_modules
+from benchctl.decoding.modules.folders import save_modules
+from benchctl.decoding.modules.trainable import Trainable
 
 __all__ = ["facts_of", "untrained"]
 

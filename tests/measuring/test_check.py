@@ -16,7 +16,7 @@ from untrained import facts_of, untrained
 
 from benchctl import bundled
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import save_modules
+from benchctl.decoding.modules.folders import save_modules
 from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import (

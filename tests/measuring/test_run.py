@@ -17,7 +17,7 @@ from untrained import facts_of, untrained
 
 from benchctl.analysis.comparison import differences
 from benchctl.decoding.model.target import Target, form_sha256
-from benchctl.decoding.modules.trainable import modules_sha256, save_modules
+from benchctl.decoding.modules.folders import modules_sha256, save_modules
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
 from benchctl.measuring.run import RunSummary, run, traffic_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fixtures_run import invoke_run, make_settings
-from oracles import Drafter, lookup_drafter, model_drafter, replay_tree
+from oracles import Drafter, model_drafter, replay_tree
 from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
 
 import benchctl.measuring.run as run_module
@@ -21,7 +21,7 @@ from benchctl.conformance import checks
 from benchctl.conformance.findings import Deviation
 from benchctl.conformance.method_under_test import MethodUnderTest
 from benchctl.conformance.random_models import random_models
-from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.texts import write_texts
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
@@ -29,7 +29,7 @@ from benchctl.decoding.method import Context
 from benchctl.errors import UserError
 from benchctl.measuring.check import Models, check, choose_method, choose_methods
 from benchctl.measuring.run import method_info
-from benchctl.methods.combine import Combine, union
+from benchctl.methods.combine import Combine
 from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile, read
@@ -55,7 +55,8 @@ def combined(when: str, drafters: tuple[Drafter, ...], text: list[int], budget: 
 def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> None:
     models = pair(family, seed)
     labels = (LOOKUP, MODEL)[::order]
-    drafters = (lookup_drafter(3, 2, "last", min_ngram=2), model_drafter(models.naive_draft, 4, 0.4))[::order]
+    lookup = PromptLookup(3, 2, min_ngram=2).plain_drafter(models.target, None)
+    drafters = (lookup, model_drafter(models.naive_draft, 4, 0.4))[::order]
     for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
         text, prompt = answer(family, seed, prompt_tokens), prompt_of(prompt_tokens, seed)
         label = f"combine[first={labels[0]},then={labels[1]},when={when}]"
@@ -86,16 +87,6 @@ def test_answers_of_combinations_equal_autoregressive_decoding(label: str) -> No
     models, prompt = pair("llama"), [5, 6, 7, 8] * 5
     expected = run("autoregressive", models.target, prompt, NEW_TOKENS).token_ids
     assert run(label, models.target, prompt, NEW_TOKENS, draft=models.draft).token_ids == expected
-
-
-def test_a_union_has_each_path_once_and_those_of_the_first_draft_first() -> None:
-    one = Draft((5, 6, 7), (ROOT, 0, ROOT))
-    other = Draft((7, 8, 5, 6, 9), (ROOT, 0, ROOT, 2, 3))
-    both = union(one, other)
-    assert both.tokens == (5, 6, 7, 8, 9)
-    assert both.parents == (ROOT, 0, ROOT, 2, 1)
-    assert union(Draft(), other).parents == other.parents
-    assert len(union(Draft(), Draft())) == 0
 
 
 def test_the_prompt_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:

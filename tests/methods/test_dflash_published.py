@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules import others
-from benchctl.decoding.modules.trainable import modules_sha256, trained_options
+from benchctl.decoding.modules.folders import modules_sha256, trained_options
 from benchctl.methods.dflash import Dflash
 from benchctl.methods.dflash.published import read_published
 

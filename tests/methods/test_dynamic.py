@@ -18,8 +18,9 @@ from tiny import tiny_folder
 from two_streams import accelerated_states
 from untrained import untrained
 
-from benchctl.decoding.modules.exits import exit_yardsticks
-from benchctl.decoding.modules.trainable import WEIGHTS, TrainingBatch, read_facts
+from benchctl.decoding.modules.folders import WEIGHTS, read_facts
+from benchctl.decoding.modules.losses import exit_yardsticks
+from benchctl.decoding.modules.trainable import TrainingBatch
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import Interval, Router
 from benchctl.methods.m2r2.training import TwoStreams, gate_loss

@@ -20,11 +20,10 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, write_draft_vocabulary
-from benchctl.decoding.modules.trainable import check_sizes, save_modules, trained_options
+from benchctl.decoding.modules.folders import check_sizes, save_modules, trained_options
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.head import Drafter, EagleModule, default_taps
 from benchctl.methods.eagle.training import Unrolled
-from benchctl.registry import build
 
 TAPS = (1, 2, 3)
 VERSIONS = ("1", "3", "3.1")
@@ -258,35 +257,6 @@ def test_taps_follow_from_the_depth(layers: int, taps: tuple[int, ...]) -> None:
     assert default_taps(layers) == taps
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"draft_tokens": 0},
-        {"width": 0},
-        {"nodes": 0},
-        {"passes": 0},
-        {"confidence": 1.5},
-        {"tree": "4x0"},
-        {"tree": "sparse"},
-        {"objective": "hass"},
-        {"draft_vocabulary": "whole"},
-        {"tree": "chain", "nodes": 3},
-        {"tree": "chain", "width": 3},
-        {"tree": "chain", "confidence": 0.5},
-        {"tree": "4x2", "draft_tokens": 5},
-        {"tree": "4x2", "nodes": 3},
-        {"version": "1", "passes": 5},
-        {"version": "1", "head": "target"},
-        {"nodes": 1_000_000},
-        {"width": 1_000_000},
-        {"draft_tokens": 1_000_000},
-    ],
-)
-def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        Eagle(**options)
-
-
 def test_modules_of_another_version_or_target_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     models, other = pair("llama"), replace(pair("llama").target.info, hidden_size=64)
     method = with_modules(Eagle(version="1"), module_of("1", "llama", 0), models, tmp_path)
@@ -299,12 +269,6 @@ def test_modules_of_another_version_or_target_are_refused_before_weights_are_rea
     check_sizes(method, models.target.info)
     with refused("modules_of_other_target", str(tmp_path)):
         check_sizes(method, other)
-
-
-def test_version_2_is_not_an_option() -> None:
-    """Its layer is that of version 1."""
-    with refused("bad_option_value", "version"):
-        build("eagle[version=2]")
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ from untrained import facts_of, untrained
 from benchctl.decoding.drafting.grow import Frontier
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules import others
-from benchctl.decoding.modules.trainable import modules_sha256, save_modules, trained_options
+from benchctl.decoding.modules.folders import modules_sha256, save_modules, trained_options
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.published import read_published
 

@@ -17,7 +17,8 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import why_unsupported
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer
-from benchctl.decoding.modules.trainable import Trainable, load_modules, save_modules
+from benchctl.decoding.modules.folders import load_modules, save_modules
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.methods.autoregressive import Autoregressive
 from benchctl.registry import METHODS, build, names

@@ -22,17 +22,10 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.exits import (
-    CE_SHARE,
-    ExitHead,
-    ExitModule,
-    Exits,
-    balanced_loss,
-    decayed,
-    exit_losses,
-    exit_yardsticks,
-)
-from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, save_modules
+from benchctl.decoding.modules.exits import ExitHead, ExitModule, Exits, decayed
+from benchctl.decoding.modules.folders import save_modules
+from benchctl.decoding.modules.losses import CE_SHARE, balanced_loss, exit_losses, exit_yardsticks
+from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch
 from benchctl.methods.deed import Deed
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.registry import build

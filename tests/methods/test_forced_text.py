@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import torch
 from fakes_measuring import Lying, Shallower
-from oracles import Drafter, ExitRule, caught_up, exit_drafter, lookup_drafter, model_drafter, replay
+from oracles import Drafter, ExitRule, caught_up, exit_drafter, model_drafter, replay
 from plain_t5 import tiny_t5
 from runs import LAYERS, VOCABULARY, pair, prepared, prompt_of, rounds_of
 
@@ -19,6 +19,7 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.verify import ForcedText, Verdict
+from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.registry import build
 
 PROMPT = tuple(prompt_of(13))
@@ -59,7 +60,10 @@ def foreign_text() -> tuple[int, ...]:
 DRAFTERS = (
     ("two_model[draft_tokens=3,confidence=0]", lambda: model_drafter(pair("llama").naive_draft, 3)),
     ("two_model[draft_tokens=4,confidence=0.5]", lambda: model_drafter(pair("llama").naive_draft, 4, 0.5)),
-    ("prompt_lookup[draft_tokens=3,max_ngram=3,match=last]", lambda: lookup_drafter(3, 3, "last")),
+    (
+        "prompt_lookup[draft_tokens=3,max_ngram=3,match=last]",
+        lambda: PromptLookup(3, 3).plain_drafter(pair("llama").target, None),
+    ),
     (
         "early_exit[mode=draft,exits=1+3,threshold=0.3]",
         lambda: exit_drafter(pair("llama").naive, ExitRule((1, 3), threshold=0.3), 4),

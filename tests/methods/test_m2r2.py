@@ -27,8 +27,8 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS
-from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.trainable import save_modules, trained_options
+from benchctl.decoding.modules.folders import save_modules, trained_options
+from benchctl.decoding.modules.losses import CE_SHARE
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.drafting import draft_beam, draft_chain

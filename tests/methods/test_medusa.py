@@ -29,7 +29,8 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import FACTS, Tally, save_modules
+from benchctl.decoding.modules.folders import FACTS, save_modules
+from benchctl.decoding.modules.trainable import Tally
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import modules_sha256
+from benchctl.decoding.modules.folders import modules_sha256
 from benchctl.errors import UserError
 from benchctl.measuring.check import Models, check, choose_methods
 from benchctl.measuring.run import run

@@ -31,8 +31,9 @@ from untrained import untrained
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import distil_losses
-from benchctl.decoding.modules.exits import CE_SHARE
-from benchctl.decoding.modules.trainable import TrainingBatch, read_facts
+from benchctl.decoding.modules.folders import read_facts
+from benchctl.decoding.modules.losses import CE_SHARE
+from benchctl.decoding.modules.trainable import TrainingBatch
 from benchctl.methods.mixture_of_depths import MixtureOfDepths, bound_of
 from benchctl.methods.mixture_of_depths.routers import RoutedDepth, most_weighty, routed_blocks, routed_texts
 from benchctl.registry import build

@@ -24,7 +24,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
-from benchctl.decoding.modules.trainable import save_modules, trained_options
+from benchctl.decoding.modules.folders import save_modules, trained_options
 from benchctl.methods.pseudo import Pseudo
 from benchctl.methods.pseudo.rows import PseudoRows, Riders
 from benchctl.methods.pseudo.training import RidingRows
@@ -276,30 +276,6 @@ def test_what_was_learnt_is_accepted(kind: Any, tmp_path: Path) -> None:
     assert list(after) == [f"row_{number}_top1" for number in (1, 2, 3)]
     assert after["row_1_top1"].share > before["row_1_top1"].share + 0.05
     assert accepted[1] > accepted[0]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rows": 0},
-        {"depth": -1},
-        {"width": 0},
-        {"nodes": 1_000_000},
-        {"confidence": 1.5},
-        {"share": 2.0},
-        {"layer": 2},
-        {"rank": 8},
-        {"kind": "transfer", "rank": 8},
-        {"tree": "4x0"},
-        {"tree": "1x1x1x1"},
-        {"tree": "4x2", "nodes": 3},
-        {"tree": "4x2", "width": 3},
-        {"tree": "4x2", "confidence": 0.5},
-    ],
-)
-def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        Pseudo(**options)
 
 
 def test_modules_of_another_kind_or_too_few_are_refused(tmp_path: Path) -> None:

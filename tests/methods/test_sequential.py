@@ -23,7 +23,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
-from benchctl.decoding.modules.trainable import load_modules, save_modules, trained_options
+from benchctl.decoding.modules.folders import load_modules, save_modules, trained_options
 from benchctl.methods.sequential import Sequential
 from benchctl.methods.sequential.heads import Heads, steps
 
@@ -150,12 +150,9 @@ def test_scores_of_a_grown_level_are_those_of_each_path_alone(
     decode(method, models.target, DecodeRequest(prompt_of(13), 12))
     naive = naive_of(kind, module, models)
     for text, grown in drafts:
-        paths = list[Path]()
-        for token, parent in zip(grown.tokens, grown.parents, strict=True):
-            paths.append((token,) if parent < 0 else (*paths[parent], token))
         budget = 13 + 12 - len(text) - 1
         expected = naive.dynamic(4, 3, 30)(text, budget)
-        assert sorted(paths) == sorted(tuple(path) for path in expected if path)
+        assert sorted(grown.paths) == sorted(tuple(path) for path in expected if path)
     assert len(drafts) > 2
 
 
@@ -231,26 +228,6 @@ def test_what_was_learnt_is_accepted(kind: Any, tmp_path: FilePath) -> None:
     assert list(after) == [f"token_{number}_top1" for number in (1, 2, 3)]
     assert after["token_1_top1"].share > before["token_1_top1"].share + 0.2
     assert accepted[1] > 1.5 * accepted[0]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"heads": 0},
-        {"blocks": 0},
-        {"width": 0},
-        {"nodes": 1_000_000},
-        {"confidence": 1.5},
-        {"tree": "4x0"},
-        {"tree": "1x1x1x1x1"},
-        {"tree": "4x2", "nodes": 3},
-        {"tree": "4x2", "width": 3},
-        {"tree": "4x2", "confidence": 0.5},
-    ],
-)
-def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        Sequential(**options)
 
 
 def test_modules_of_another_kind_or_too_few_are_refused(tmp_path: FilePath) -> None:

@@ -19,7 +19,8 @@ from untrained import untrained
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import AdaptedTexts, Adapters, LayerAdapter
-from benchctl.decoding.modules.exits import CE_SHARE, AdapterSettings
+from benchctl.decoding.modules.losses import CE_SHARE
+from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.methods.skip_decode import SkipDecode
 from benchctl.methods.skip_decode.schedule import DepthSchedule, text_depths

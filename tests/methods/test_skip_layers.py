@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import Naive, Rounds, autoregressive, replay
-from refusals import refused
 from runs import CONTEXT_TOKENS, FIRST_FAST, LAYERS, NEW_TOKENS, answer, pair, pair_of, prompt_of, rounds_of, run
 from torch import Tensor
 
@@ -281,30 +280,6 @@ def test_a_detour_is_for_streams_whose_rows_ran_all_layers() -> None:
     stream.advance(2)
     with pytest.raises(ValueError, match="detour"):
         stream.detour(stream.states, [Parts()] * LAYERS)
-
-
-@pytest.mark.parametrize(
-    ("options", "fact"),
-    [
-        ("skip=most", "'most'"),
-        ("skip=0", "'0'"),
-        ("skip=2b", "'2b'"),
-        ("skip=2,share=0.3", "share"),
-        ("share=1.2", "share is 1.2"),
-        ("window=8", "window"),
-        ("skip=search,window=0", "window is 0"),
-        ("draft_tokens=0", "draft_tokens is 0"),
-        ("token_cost=0.2", "token_cost"),
-        ("stop=bandit,confidence=0.1", "confidence"),
-        ("mode=answer,skip=search", "skip is search"),
-        ("mode=answer,skip=2+3a", "skip is 2+3a"),
-        ("mode=answer,draft_tokens=2", "draft_tokens"),
-        ("mode=answer,stop=bandit", "stop"),
-    ],
-)
-def test_options_that_cannot_be_together_are_refused(options: str, fact: str) -> None:
-    with refused("bad_option_value", fact):
-        build(f"skip_layers[{options}]")
 
 
 def test_targets_without_such_layers_are_refused() -> None:

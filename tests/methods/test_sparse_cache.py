@@ -178,22 +178,3 @@ def test_drafting_reads_no_more_of_the_cache_than_the_budget(monkeypatch: pytest
         tail = method.chunk - 1 if method.select == "retrieval" else 0
         assert max(lengths) <= method.budget + tail + method.draft_tokens
         assert sum(sum(step.layers) for step in got.steps) > LAYERS * (len(got.token_ids) - 1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"budget": 0},
-        {"select": "window", "budget": 4, "sinks": 4},
-        {"select": "window", "sinks": -1},
-        {"draft_tokens": 0},
-        {"confidence": 1.1},
-        {"select": "window", "chunk": 4},
-        {"sinks": 2},
-        {"chunk": 0},
-        {"chunk": 100},
-    ],
-)
-def test_options_without_sense_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
-        SparseCache(**options)

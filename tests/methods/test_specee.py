@@ -162,20 +162,6 @@ def test_modules_serve_the_guide_and_the_exits_that_they_were_trained_for(tmp_pa
     assert method.exit_layers(target) == (3,)
 
 
-@pytest.mark.parametrize(
-    ("options", "fact"),
-    [
-        ("threshold=-1", "threshold is -1"),
-        ("guide=-1", "guide is -1"),
-        ("exits=x", "'x'"),
-        ("predictor=none,threshold=0.3", "threshold"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: str, fact: str) -> None:
-    with refused("bad_option_value", fact):
-        build(f"specee[{options}]")
-
-
 def test_exits_lie_above_the_guide_and_below_the_last_layer() -> None:
     info = pair("llama").target.info
     assert "3" in str(build("specee").unsupported(replace(info, vocabulary=3)))

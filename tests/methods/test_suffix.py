@@ -15,7 +15,6 @@ from fixtures_run import make_settings
 from oracles import replay_tree
 from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
 
-from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.occurrences import END, Occurrences
 from benchctl.decoding.drafting.texts import write_texts
 from benchctl.decoding.loop import DecodeRequest, decode
@@ -100,13 +99,6 @@ class Naive:
         return [list(path) for path in paths] or [[]]
 
 
-def paths_of(draft: Draft) -> list[Run]:
-    paths: list[Run] = []
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return paths
-
-
 SETTINGS = (
     Naive(),
     Naive(tree=True),
@@ -144,7 +136,7 @@ def test_drafts_are_those_of_a_count_over_all_substrings(naive: Naive, seed: int
 
 def _draft(method: Suffix, stores: Sequence[Occurrences], text: list[int], budget: int) -> tuple[Fraction, list[Run]]:
     score, draft = max((method._best(store, text, budget) for store in stores), key=lambda scored: scored[0])
-    return Fraction(score).limit_denominator(10_000), paths_of(draft)
+    return Fraction(score).limit_denominator(10_000), draft.paths
 
 
 @pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
@@ -181,19 +173,6 @@ def test_the_longest_match_is_copied_from_its_first_occurrence() -> None:
     assert drafted(Suffix(rank="longest", draft_tokens=2), text) == [3, 4]
     assert drafted(Suffix(rank="longest", draft_tokens=9), text) == [3, 4, 6, 1, 2, 8]
     assert drafted(Suffix(rank="longest", draft_tokens=9, min_match=4), text) == []
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *("draft_tokens=0", "depth=1", "factor=-1", "min_prob=1.5", "min_match=0", "min_match=24"),
-        *("rank=longest,tree=true", "rank=longest,factor=2", "rank=longest,offset=1", "rank=longest,min_prob=0.2"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options: str) -> None:
-    with pytest.raises(UserError) as raised:
-        build(f"suffix[{options}]")
-    assert raised.value.id == "bad_option_value"
 
 
 def _accepted(method: Method, prompt: list[int], store: object) -> list[int]:

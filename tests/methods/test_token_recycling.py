@@ -9,9 +9,7 @@ from oracles import Naive, Rounds
 from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, VOCABULARY, answer, pair, prompt_of, rounds_of
 
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.errors import UserError
 from benchctl.methods.token_recycling import PATHS, TokenRecycling
-from benchctl.registry import build
 
 Matrix = dict[int, list[int]]
 
@@ -83,10 +81,3 @@ def test_every_smaller_tree_is_a_tree_and_ranks_are_below_eight() -> None:
         assert {path[:-1] for path in PATHS[:nodes]} <= {(), *PATHS[:nodes]}
     assert max(map(max, PATHS)) == 7 < VOCABULARY
     assert [sum(len(path) == depth for path in PATHS) for depth in range(1, 7)] == [8, 21, 25, 15, 8, 3]
-
-
-@pytest.mark.parametrize("nodes", [0, 81])
-def test_a_tree_has_one_to_eighty_nodes(nodes: int) -> None:
-    with pytest.raises(UserError) as raised:
-        build(f"token_recycling[nodes={nodes}]")
-    assert raised.value.id == "bad_option_value"

@@ -12,7 +12,7 @@ from refusals import refused
 
 from benchctl import bundled
 from benchctl.cli import main
-from benchctl.decoding.modules import trainable as modules
+from benchctl.decoding.modules import folders
 
 WEIGHTS, TOKENIZER = b"weights", b"{}"
 
@@ -128,7 +128,7 @@ def test_the_shipped_index_is_true() -> None:
 def test_the_shipped_models_keep_the_wheel_below_100_megabytes_and_modules_are_named_as_in_training() -> None:
     files = (file for file in bundled.MODELS.rglob("*") if file.is_file())
     assert sum(len(zlib.compress(file.read_bytes())) for file in files) < 98e6
-    assert bundled.MODULES == modules.WEIGHTS  # neither of the two may import the other
+    assert bundled.MODULES == folders.WEIGHTS  # neither of the two may import the other
 
 
 def test_the_list_has_a_line_of_80_columns_for_each_model(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,21 @@ def figures_on(page: Path) -> list[str]:
 
 def labels_on(line: str) -> list[tuple[str, frozenset[str]]]:
     """Methods in a line, each with the options that it gives."""
-    labels = [(name, frozenset(filter(None, options.split(",")))) for name, options in LABEL.findall(line)]
     known = {*registry.names(registry.METHODS), *registry.names(registry.ENGINES)}
-    return [label for label in labels if label[0] in known]
+    pairs = [(name, [each.partition("=") for each in options.split(",")]) for name, options in LABEL.findall(line)]
+    return [
+        (name, frozenset(_option(key, value) for key, equals, value in options if equals))
+        for name, options in pairs
+        if name in known
+    ]
+
+
+def _option(name: str, value: object) -> str:
+    """`confidence=0.0` for `confidence=0` too."""
+    try:
+        return f"{name}={float(str(value))}"
+    except ValueError:
+        return f"{name}={str(value).lower()}"
 
 
 def foreign_figures(page: Path) -> list[str]:
@@ -48,7 +60,7 @@ def foreign_figures(page: Path) -> list[str]:
     for line in page.read_text(encoding="utf-8").splitlines():
         named = labels_on(line)
         for figure in FIGURE.findall(line):
-            of = kept_figures().get(figure, frozenset())
+            of = kept_figures().get(figure, set())
             if named and not any(name == label and options <= has for name, options in named for label, has in of):
                 foreign.append(f"{figure} in: {line}")
     return foreign
@@ -69,10 +81,9 @@ def kept_figures() -> dict[str, set[tuple[str, frozenset[str]]]]:
             seconds = _seconds(together)
             for usual in {json.loads(sessions[0].open(encoding="utf-8").readline())["baseline"], *over}:
                 for label in seconds.keys() - {usual}:
-                    parsed = registry.parse_label(label)
-                    has = frozenset(f"{name}={value}" for name, value in parsed.options)
+                    of = (registry.parse_label(label).name, _options(sessions[0], label))
                     for figure in _speedups(seconds[label], seconds[usual]):
-                        figures[figure].add((parsed.name, has))
+                        figures[figure].add(of)
     for path in KEPT.glob("*.json"):
         for figure in _ratios(json.loads(path.read_text(encoding="utf-8"))):
             figures[figure].add((RATIO, frozenset()))
@@ -90,8 +101,16 @@ def _seconds(files: Iterable[Path]) -> dict[str, Seconds]:
             counts = row["repeat"] >= 0 and not row["error"] and row.get("mode", "free") == "free"
             if counts and _round(row) not in disturbed:
                 answer = (path.name, *_round(row), str(row["turn"]))
-                seconds[row["label"]][answer] = row["ttft_s"] + sum(row["step_s"])
+                whole_s = row["arrived_s"][-1] if row.get("arrived_s") else row["ttft_s"] + sum(row["step_s"])
+                seconds[row["label"]][answer] = whole_s
     return seconds
+
+
+def _options(path: Path, label: str) -> frozenset[str]:
+    """Those of a label in a file, its defaults at that time included."""
+    methods = json.loads(path.open(encoding="utf-8").readline())["methods"]
+    (options,) = (each["options"] for each in methods if each["label"] == label)
+    return frozenset(_option(name, value) for name, value in options.items())
 
 
 def _round(row: dict[str, Any]) -> tuple[str, ...]:

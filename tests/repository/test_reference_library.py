@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import Drafter, ExitRule, Rounds, exit_drafter, lookup_drafter, model_drafter, noisy_copy, replay
+from oracles import Drafter, ExitRule, Rounds, exit_drafter, model_drafter, noisy_copy, replay
 from runs import Pair, pair, pair_of, prompt_of, rounds_of, run
 from transformers import AutoModelForCausalLM, GenerationConfig
+
+from benchctl.methods.prompt_lookup import PromptLookup
 
 NEW_TOKENS = 40
 MODELS = (("llama", 0), ("qwen3", 2))
@@ -131,7 +133,7 @@ def test_prompt_lookup_steps_equal_prompt_lookup_generation(
 ) -> None:
     models = pair(family, seed)
     label = f"prompt_lookup[draft_tokens={draft_tokens},max_ngram={max_ngram},match=first]"
-    drafter = lookup_drafter(draft_tokens, max_ngram)
+    drafter = PromptLookup(draft_tokens, max_ngram, "first").plain_drafter(models.target, None)
     settings = {"prompt_lookup_num_tokens": draft_tokens, "max_matching_ngram_size": max_ngram}
     _assert_same_rounds(label, models, prompt_of(13, seed), drafter, settings)
 
@@ -186,7 +188,8 @@ def test_a_trained_model_says_what_was_published_in_the_steps_of_assisted_genera
     _assert_same_rounds("two_model[draft_tokens=5,confidence=0]", stories, prompt, drafter, assistant=assistant)
     settings = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 2}
     lookup = "prompt_lookup[draft_tokens=10,max_ngram=2,match=first]"
-    _assert_same_rounds(lookup, stories, prompt, lookup_drafter(10, 2), settings)
+    drafter = PromptLookup(10, 2, "first").plain_drafter(stories.target, None)
+    _assert_same_rounds(lookup, stories, prompt, drafter, settings)
     _fixed_length(stories.model, 4)
     drafter = exit_drafter(stories.naive, ExitRule((4,), threshold=0.0), 4)
     _assert_same_rounds(exits, stories, prompt, drafter, {"assistant_early_exit": 4})

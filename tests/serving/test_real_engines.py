@@ -115,23 +115,23 @@ def test_openvino_answers_as_our_own_loop_does(folder: Path) -> None:
 
 
 @openvino
-@pytest.mark.parametrize(("new_tokens", "are_told"), [(NEW_TOKENS, False), (NEW_TOKENS + 1, True)])
-def test_openvino_drafts_with_a_model(folder: Path, new_tokens: int, are_told: bool) -> None:
+@pytest.mark.parametrize(("new_tokens", "are_reported"), [(NEW_TOKENS, False), (NEW_TOKENS + 1, True)])
+def test_openvino_drafts_with_a_model(folder: Path, new_tokens: int, are_reported: bool) -> None:
     """With the target itself all drafts are right: after the first token 13 steps of three, and a last one without a
     draft if there is a token more. OpenVINO does not report what it drafted in a last step of three."""
     file, ours = runs(folder, "openvino[draft={model},draft_tokens=2]", "F16", new_tokens)
     check_tokens(file, ours)
     for row in measured(file):
         if row.label != file.run.baseline:
-            assert row.totals is not None and row.totals.steps == 13 + are_told
-            assert (row.totals.drafted, row.totals.accepted) == ((26, 26) if are_told else (None, None))
+            assert row.totals is not None and row.totals.steps == 13 + are_reported
+            assert (row.totals.drafted, row.totals.accepted) == ((26, 26) if are_reported else (None, None))
 
 
 @openvino
 def test_a_model_of_the_hub_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(UserError) as error:
         build_engine(parse_label("openvino")).check("owner/name")
-    assert error.value.id == "not_exportable"
+    assert error.value.id == "no_model_folder"
 
 
 @llama_server

@@ -233,7 +233,19 @@ def test_a_program_that_is_missing_or_a_target_that_it_cannot_read_is_named() ->
     missing = build_engine(parse_label("llama_cpp[server=no-such-server]"))
     assert error_of(lambda: missing.check("model.gguf")) == "engine_not_found"
     there = build_engine(parse_label("llama_cpp[server=sh]"))
-    assert error_of(lambda: there.check("owner/name")) == "not_exportable"
+    assert error_of(lambda: there.check("owner/name")) == "no_model_folder"
+    mixed = build_engine(parse_label(f"llama_cpp[server=sh,draft={__file__}]"))
+    assert error_of(lambda: mixed.check("ref-dense")) == "unknown_model"
+
+
+def test_a_draft_model_and_a_target_have_the_same_kind_of_file(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    mixed = build_engine(parse_label(f"llama_cpp[server=sh,draft={tmp_path}/a.gguf]"))
+    assert error_of(lambda: mixed.check("ref-dense")) == "mixed_vocabularies"
+    mixed.check(f"{tmp_path}/a.gguf")
+    quantised = build_engine(parse_label(f"llama_cpp[server=sh,draft={tmp_path}/a.gguf,quantised={tmp_path}/a.gguf]"))
+    quantised.check("ref-dense")
+    assert quantised.has_other_weights and not quantised.plain().has_other_weights
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words_and_is_gone(tmp_path: Path) -> None:

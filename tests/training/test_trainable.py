@@ -13,15 +13,8 @@ from untrained import facts_of, untrained
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
-from benchctl.decoding.modules.trainable import (
-    FACTS,
-    WEIGHTS,
-    TrainingBatch,
-    check_modules,
-    load_modules,
-    modules_sha256,
-    save_modules,
-)
+from benchctl.decoding.modules.folders import FACTS, WEIGHTS, check_modules, load_modules, modules_sha256, save_modules
+from benchctl.decoding.modules.trainable import TrainingBatch
 from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.methods.medusa import Medusa
@@ -115,7 +108,7 @@ def test_an_interrupted_folder_holds_no_modules(target: Target, folder: str, mon
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("benchctl.decoding.modules.trainable.save_file", full)
+    monkeypatch.setattr("benchctl.decoding.modules.folders.save_file", full)
     with pytest.raises(OSError, match="no space left"):
         save_modules(Path(folder), untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
     with pytest.raises(UserError, match="holds no modules.json with its modules.safetensors"):

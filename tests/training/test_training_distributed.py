@@ -80,6 +80,16 @@ def test_processes_that_read_different_checkpoints_do_not_train_together(tmp_pat
         again.train()
 
 
+def test_resumed_processes_draw_numbers_of_their_own(tmp_path: Path) -> None:
+    """All of them went on with the random numbers of the first one."""
+    tiny_trainer(tmp_path, tiny_settings()).train()
+    drawn = []
+    for rank in (0, 1, 1, 2):
+        assert tiny_trainer(tmp_path, tiny_settings(), world=World(rank, 4)).resume()
+        drawn.append(float(torch.rand(())))
+    assert drawn[1] == drawn[2] and len(set(drawn)) == 3
+
+
 @pytest.mark.slow
 def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process sends its gradients end to end, then which of the three are there."""

@@ -19,7 +19,8 @@ from untrained import facts_of, untrained
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
-from benchctl.decoding.modules.trainable import Trainable, save_modules
+from benchctl.decoding.modules.folders import save_modules
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.chats import Message, Record

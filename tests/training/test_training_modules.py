@@ -20,7 +20,8 @@ from torch import Tensor
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import Tally, Trainable, shares
+from benchctl.decoding.modules.folders import shares
+from benchctl.decoding.modules.trainable import Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build

@@ -21,7 +21,8 @@ from torch import Tensor
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
-from benchctl.decoding.modules.trainable import WEIGHTS, Trainable
+from benchctl.decoding.modules.folders import WEIGHTS
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch, PackedCorpus, Piece, batch_of, constant
@@ -255,6 +256,11 @@ def test_modules_saved_in_float16_are_those_that_were_measured(tmp_path: Path) -
     assert 2 * sizes["float16"] == pytest.approx(sizes["float32"], rel=0.05)
     small, large = (load_file(tmp_path / kind / WEIGHTS) for kind in sizes)
     assert all(torch.equal(small[name], weight.half()) for name, weight in large.items())
+    folder = tmp_path / "float16"
+    at_end = json.loads((folder / "checkpoints" / "log.jsonl").read_text().splitlines()[-1])
+    assert at_end["held_out"] == json.loads((folder / "training.json").read_text())["outcome"]["held_out"]
+    kept = load_file(folder / "checkpoints" / "step-0000003" / "model.safetensors")
+    assert all(torch.equal(weight, large[name]) for name, weight in kept.items())
 
 
 def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path) -> None:

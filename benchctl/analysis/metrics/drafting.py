@@ -16,7 +16,17 @@ from typing import NamedTuple
 import pandas as pd
 
 from benchctl.analysis.frame.rows import COUNTER, POSITION
-from benchctl.analysis.metrics.metric import Better, Column, Metric, Unit, column, ones, where_known, zeros
+from benchctl.analysis.metrics.metric import (
+    Better,
+    Column,
+    Metric,
+    Unit,
+    column,
+    ones,
+    where_all_known,
+    where_known,
+    zeros,
+)
 
 
 def _drafting(name: str, unit: Unit, top: str, bottom: str, cell: str = "{:.3f}", better: Better = "higher") -> Metric:
@@ -25,8 +35,15 @@ def _drafting(name: str, unit: Unit, top: str, bottom: str, cell: str = "{:.3f}"
     return Metric(name, label, unit, better, above, below, table="Drafting and depth", cell=cell)
 
 
-BLOCK_EFFICIENCY = _drafting("block_efficiency", "tokens", "committed_tokens", "passes", "{:.2f}")
-MEAN_ACCEPTED = _drafting("mean_accepted_tokens", "tokens", "accepted_tokens", "passes", "{:.2f}")
+def _per_step(name: str, top: str) -> Metric:
+    """Only where the steps of all answers are known. llama.cpp's are known where it drafted nothing, so the mean over
+    known ones would be 1 however well it drafts."""
+    above, below = where_all_known("passes", column(top)), where_all_known("passes")
+    return replace(_drafting(name, "tokens", top, "passes", "{:.2f}"), top=above, bottom=below)
+
+
+BLOCK_EFFICIENCY = _per_step("block_efficiency", "committed_tokens")
+MEAN_ACCEPTED = _per_step("mean_accepted_tokens", "accepted_tokens")
 ACCEPTANCE_RATE = _drafting("acceptance_rate", "share", "accepted_tokens", "drafted_tokens")
 # Engines call this the acceptance rate of a tree: of its nodes, of which only one branch can be accepted. The rate
 # above divides by a tree's depth, so it is comparable with that of a chain. For a chain both are equal.

@@ -93,6 +93,18 @@ def where_known(name: str, amount: Column | None = None) -> Column:
     return values
 
 
+@cache
+def where_all_known(name: str, amount: Column | None = None) -> Column:
+    """`amount`, by default the column itself, where every pair has a value in column `name`; otherwise 0 for all."""
+
+    def values(pairs: pd.DataFrame) -> pd.Series:
+        known = column(name, nan)(pairs)
+        found = known if amount is None else amount(pairs)
+        return zeros(pairs) if known.isna().any() else found
+
+    return values
+
+
 def ones(pairs: pd.DataFrame) -> pd.Series:
     """1 for each pair."""
     return pd.Series(1.0, index=pairs.index)

@@ -37,12 +37,14 @@ class FidelityAxis:
         return "target agreement" if self.metric == TARGET_AGREEMENT else self.metric.label
 
     def of(self, group: Group, method: MethodFigures) -> Estimate:
-        """A method's value. The baseline has 1, or 0 for a difference, where it is compared with itself.
+        """A method's value. The baseline has 1, or 0 for a difference, where it is compared with itself. An engine's
+        baseline has a target agreement of its own.
 
         Raises UserError where the method has no value, or its value and its speed-up rest on different prompts.
         """
         if method.is_baseline and self.metric in AGAINST_BASELINE:
-            return Estimate(self.metric, 1.0, None)
+            own = method.estimate(self.metric)
+            return Estimate(self.metric, 1.0, None) if own.value is None else own
         if method.is_baseline and self.judge:
             return Estimate(self.metric, 0.0, None)
         estimate = self._judged(method) if self.judge else method.estimate(self.metric)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from benchctl.decoding.model.kernels import Form, Linear
 from benchctl.decoding.model.layers import Attention, Layer, Mlp, project
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exits import AdapterSettings, LowRank, exit_losses
+from benchctl.decoding.modules.losses import exit_losses
+from benchctl.decoding.modules.low_rank import AdapterSettings, LowRank
 from benchctl.decoding.modules.trainable import Numbered, TrainingBatch
 
 

@@ -6,14 +6,13 @@ import json
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchctl.decoding.model.target import TargetInfo
 from benchctl.decoding.model.tokenizer import downloaded_file
 from benchctl.errors import UserError
 
@@ -63,29 +62,3 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise UserError("unsafe_file", message) from error
     except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
         raise UserError("file_not_readable", f"{file}: cannot be read ({error}); get it again") from error
-
-
-class Published(Protocol):
-    """A folder of another project's modules, by its configuration."""
-
-    def unsupported(self, target: TargetInfo) -> str | None: ...
-
-    def read(self, layers: int) -> object:
-        """The weights, for a target of so many layers. Raises UserError for weights that do not fit."""
-
-
-def unsupported_published(published: Published | None, target: TargetInfo) -> str | None:
-    """`Method.unsupported` of a method with these modules; weights are read too, before the target's are."""
-    if published is None:
-        return None
-    if (problem := published.unsupported(target)) is None:
-        published.read(target.layers)
-    return problem
-
-
-def refuse_training_options(method: object, folder: str, *names: str) -> None:
-    """Raises UserError for an option of training, of these names, that is given with published modules."""
-    for name in names:
-        if (value := getattr(method, name)) != getattr(type(method), name):
-            message = f"{folder}: {name}={value} has no effect on published modules; leave it out"
-            raise UserError("options_of_training", message)

@@ -22,7 +22,8 @@ from benchctl import bundled
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method, MonotoneThreshold
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.trainable import Trainable, modules_sha256, trained_options
+from benchctl.decoding.modules.folders import modules_sha256, trained_options
+from benchctl.decoding.modules.trainable import Trainable
 from benchctl.decoding.verify import common_start
 from benchctl.errors import UserError
 from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label

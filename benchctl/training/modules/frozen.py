@@ -27,7 +27,8 @@ from benchctl.decoding.model.families import context_tokens, decoder_start, head
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
-from benchctl.decoding.modules.trainable import TeacherOutput, Trainable, TrainingBatch, check_sizes, shares
+from benchctl.decoding.modules.folders import check_sizes, shares
+from benchctl.decoding.modules.trainable import TeacherOutput, Trainable, TrainingBatch
 from benchctl.errors import UserError
 from benchctl.registry import METHODS, Label, method_class, names
 from benchctl.training.data.chats import ChatFormat, EncoderChat

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig
 
 from benchctl import bundled
@@ -22,18 +23,15 @@ from benchctl.decoding.modules.draft_vocabulary import (
     read_draft_vocabulary,
     write_draft_vocabulary,
 )
-from benchctl.decoding.modules.trainable import (
-    ROWS_AT_ONCE,
+from benchctl.decoding.modules.folders import (
     MadeFor,
-    SecondStage,
-    Tally,
-    Trainable,
     check_modules,
     modules_sha256,
     read_facts,
     save_modules,
     take_weights,
 )
+from benchctl.decoding.modules.trainable import ROWS_AT_ONCE, SecondStage, Tally, Trainable
 from benchctl.errors import UserError
 from benchctl.registry import METHODS, Label, build, method_class, method_options, names, parse_label
 from benchctl.training.checkpoint import writing
@@ -111,19 +109,15 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
     drawn = draft_size(options.draft_vocabulary, info.vocabulary) if _draws(method) else 0
     objective = ModuleObjective(method, maker, drawn, info.vocabulary)
     facts |= maker.draft_over(ids) | ({"drawn tokens": str(drawn)} if drawn else {})
-    run = train(module, objective, data, (stage_of(options),), options, job_context, facts)
+    finish = partial(_round, module, DTYPES[options.save_as])
+    run = train(module, objective, data, (stage_of(options),), options, job_context, facts, finish=finish)
     if not job_context.world.leads:
         return None
-    if options.save_as == "float16":
-        module.half().float()
-        if not all(bool(weight.isfinite().all()) for weight in module.state_dict().values()):
-            raise UserError("weights_overflow", "a trained weight is beyond the range of float16; leave out --save-as")
-        run.measured = run.held_out()
     with torch.no_grad():
         held_out = (objective.training_batch_of(batch) for batches in data.held_out.values() for batch in batches)
         findings = dict(method.findings(module.eval(), held_out))
     with writing(options.out / CHECKPOINTS, "the modules"):
-        kept = _stored(method) if stage else ids  # other methods may draft with the same modules
+        kept = read_draft_vocabulary(method.modules) if stage else ids  # other methods may draft with the same modules
         if kept is not None:
             write_draft_vocabulary(options.out, kept)
         save_modules(
@@ -150,6 +144,13 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
     return result
 
 
+def _round(module: nn.Module, dtype: torch.dtype) -> None:
+    """To what ``dtype`` can hold, in float32. Raises UserError for a weight that it cannot hold."""
+    module.to(dtype).float()
+    if not all(bool(weight.isfinite().all()) for weight in module.state_dict().values()):
+        raise UserError("weights_overflow", "a trained weight is beyond the range of float16; leave out --save-as")
+
+
 def _draft_vocabulary(method: Trainable, target: FrozenTarget, options: TeacherOptions, data: Data) -> Tensor | None:
     """The ids that the trained part scores when it drafts; those of its modules where it is a second stage.
 
@@ -162,7 +163,11 @@ def _draft_vocabulary(method: Trainable, target: FrozenTarget, options: TeacherO
         raise UserError("no_draft_vocabulary", f"Leave out --draft-vocabulary: {reason}.")
     if not drafts:
         return None
-    return _stored(method) if stage else draft_tokens(options.draft_vocabulary, target.info.vocabulary, data)
+    return (
+        read_draft_vocabulary(method.modules)
+        if stage
+        else draft_tokens(options.draft_vocabulary, target.info.vocabulary, data)
+    )
 
 
 def scores_draft_vocabulary(method: Trainable) -> bool:
@@ -173,10 +178,6 @@ def scores_draft_vocabulary(method: Trainable) -> bool:
 def _draws(method: Trainable) -> bool:
     """Whether each pass of its training may draw the tokens that it compares."""
     return method.draws_tokens and not scores_draft_vocabulary(method) and _second_stage(method) is None
-
-
-def _stored(method: Trainable) -> Tensor | None:
-    return read_draft_vocabulary(method.modules)
 
 
 def _second_stage(method: Trainable) -> SecondStage | None:

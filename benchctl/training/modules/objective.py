@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchctl.decoding.modules.exits import divergences, wanted_shares
+from benchctl.decoding.modules.losses import divergences, wanted_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.training.data.packing import Batch
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from benchctl.decoding.model.families import context_tokens, decoder_layers, decoder_start
 from benchctl.errors import UserError
-from benchctl.training.checkpoint import Notify, locked
+from benchctl.training.checkpoint import Notify, kept, locked
 from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.data.packing import Document, side_by_side, token_dtype
 from benchctl.training.data.reading import Recipe
@@ -259,21 +259,9 @@ class OwnText:
         if self.path.is_file() and not os.access(self.path.parent, os.W_OK):
             return nullcontext()
         busy = f"{self.path}: another run is writing these answers; waiting for it, to use them too"
-        with self._kept():
+        with kept(self.path, "answers"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return locked(self.path.with_suffix(".lock"), lambda: self.notify(busy))
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Turns a failure to write into a UserError."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                "file_not_writable",
-                f"{self.path}: cannot be written ({error.strerror}); free some space, then repeat the command with "
-                "--resume: the answers that are there are kept",
-            ) from error
 
     def _answer(self, heads: Sequence[Ids], known: dict[Ids, Ids], report: Callable[[Answered], None]) -> None:
         """Adds the answers that are not known; each batch is written to the file before the next begins.
@@ -290,7 +278,7 @@ class OwnText:
             answers = answer(self.target.model, batch, self.target.files.tokenizer.stop_ids, settings)
             pairs = {head: tuple(body) for head, body in zip(batch, answers, strict=True)}
             lines = "".join(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs.items())
-            with self._kept(), self.path.open("a") as file:
+            with kept(self.path, "answers"), self.path.open("a") as file:
                 file.write(lines)
             known |= pairs
             done, tokens = done + len(batch), tokens + sum(map(len, answers))

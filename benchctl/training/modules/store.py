@@ -12,7 +12,6 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -24,11 +23,12 @@ from torch import Tensor
 
 from benchctl.decoding.modules.trainable import TeacherOutput, top_and_normalizer
 from benchctl.errors import UserError
-from benchctl.training.checkpoint import Notify, locked
+from benchctl.training.checkpoint import Notify, kept, locked
 from benchctl.training.data.packing import FULL, Batch, Piece, batch_of, constant, fill_rows
 from benchctl.training.modules.frozen import BatchMaker, FrozenTarget
 
 VERSION = 1
+_ROOM = "free some space or give a smaller --store-gb"
 _ENTRY = struct.Struct("<16sQII")  # hash of the tokens, place in `states`, tokens, crc32 of the block
 _TEACHER_BYTES = 8  # bytes of a token's choice (int32) and log sum (float32), behind the states of a block
 
@@ -66,7 +66,7 @@ class TeacherStore:
         self.token_bytes = self.layers * self._layer_bytes + _TEACHER_BYTES
         self._limit, self._checked, self._damaged, self._notify = limit, set[bytes](), set[bytes](), notify
         self._lock: IO[str] | None = None
-        with self._kept():
+        with kept(self.folder, "states", _ROOM):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._writer(notify) if writes else None
             mode = "a+" if self._lock else "r"
@@ -144,7 +144,7 @@ class TeacherStore:
         predictions = (live.teacher.top_tokens.to(torch.int32), live.teacher.log_normalizers.float())
         data = b"".join(part.contiguous().numpy().tobytes() for part in (states, *predictions))
         block = Block(self._end, tokens.numel(), zlib.crc32(data))
-        with self._kept():
+        with kept(self.folder, "states", _ROOM):
             try:
                 _append(self._states, data)
                 _append(self._index, _ENTRY.pack(key, *block))
@@ -210,18 +210,6 @@ class TeacherStore:
 
     def _read(self, place: int, size: int) -> bytes:
         return os.pread(self._states.fileno(), size, place)
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Turns a failure to write into a UserError."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                "file_not_writable",
-                f"{self.folder}: the target's states cannot be written ({error.strerror}); free some space or give a "
-                "smaller --store-gb, then repeat the command with --resume: the states that are there are kept",
-            ) from error
 
 
 def _append(file: FileIO, data: bytes) -> None:
@@ -306,8 +294,8 @@ class StoredBatches(BatchMaker):
                 end = 0
                 for piece in row:
                     place, end = np.s_[line, end : end + len(piece.tokens)], end + len(piece.tokens)
-                    kept = torch.stack([state[place] for state in states]).cpu()
+                    own = torch.stack([state[place] for state in states]).cpu()
                     made[order[id(piece)]] = Live(
-                        kept, TeacherOutput(teacher.top_tokens[place].cpu(), teacher.log_normalizers[place].cpu())
+                        own, TeacherOutput(teacher.top_tokens[place].cpu(), teacher.log_normalizers[place].cpu())
                     )
         return (made[number] for number in range(len(pieces)))
