@@ -25,14 +25,12 @@ class CommandLineOption:
     """How a settings field looks as an option of a verb; its type and default are those of the field.
 
     flags       `("--method", "-m")`; empty: the field's name, with `--no-` before it for a flag that is on by default
-    choices     of a text; a Literal needs none
     least, most bounds of a number, both allowed; `above` is a lower bound that is not allowed itself
     """
 
     help: str
     flags: tuple[str, ...] = ()
     metavar: str | None = None
-    choices: tuple[str, ...] = ()
     least: float | None = None
     above: float | None = None
     most: float | None = None

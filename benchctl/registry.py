@@ -18,7 +18,6 @@ from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
 from inspect import getsourcefile
 from itertools import product
 from pathlib import Path
@@ -45,6 +44,13 @@ SHIPPED = frozenset(
         *("expert_offload", "kangaroo", "lookahead", "m2r2", "m2r2_dynamic", "m2r2_prefetch", "medusa"),
         *("mixture_of_depths", "prompt_lookup", "pseudo", "sequential", "skip_decode", "skip_layers"),
         *("sparse_cache", "specee", "suffix", "token_recycling", "two_model"),
+    )
+)
+# Of these, the classes derived from Trainable: `train` lists them without importing torch.
+TRAINABLE = frozenset(
+    (
+        *("auto_exit", "deed", "dflash", "eagle", "early_exit", "kangaroo", "m2r2", "m2r2_dynamic", "m2r2_prefetch"),
+        *("medusa", "mixture_of_depths", "pseudo", "sequential", "skip_decode", "specee"),
     )
 )
 _STEPS = re.compile(r"-?\d+(\.\d+)?:-?\d+(\.\d+)?:-?\d+(\.\d+)?")
@@ -106,31 +112,18 @@ def parse_label(text: str) -> Label:
     return label if current == label.text else parse_label(current)
 
 
-def method_names() -> tuple[str, ...]:
-    """Every method that can be named, sorted; imports none of them."""
-    return tuple(sorted({*_builtin(METHODS), *_plugins(METHODS)}))
+def names(group: str) -> tuple[str, ...]:
+    """Every method, engine or judge (METHODS, ENGINES or JUDGES) that can be named, sorted; imports none of them.
 
-
-def judge_names() -> tuple[str, ...]:
-    """Every judge that can be named, sorted; imports none of them."""
-    return tuple(sorted({*_builtin(JUDGES), *_plugins(JUDGES)}))
-
-
-def engine_names() -> tuple[str, ...]:
-    """Every engine that can be named, sorted; imports none of them."""
-    return tuple(sorted({*_builtin(ENGINES), *_plugins(ENGINES)} - {*method_names()}))
+    A method's name is no engine.
+    """
+    found = {*_builtin(group), *_plugins(group)}
+    return tuple(sorted(found - {*names(METHODS)} if group == ENGINES else found))
 
 
 def builtin_names() -> tuple[str, ...]:
     """The methods that benchctl ships, sorted: the names of files and packages in methods/."""
     return _builtin(METHODS)
-
-
-def builtin_file(name: str) -> Path:
-    """The file that holds the class of a built-in method; it is not imported."""
-    spec = find_spec(f"{METHODS}.{name}")
-    assert spec is not None and spec.origin is not None, f"{name} is a built-in method"
-    return Path(spec.origin)
 
 
 def source_sha256(name: str) -> str:
@@ -270,10 +263,10 @@ def _class(group: str, name: str) -> type[Any]:
         return _class_in_file(group, name)
     plugins = _plugins(group)
     if name not in plugins:
-        names = sorted({*_builtin(group), *plugins})
-        close = difflib.get_close_matches(name, names, n=1)
+        known = names(group)
+        close = difflib.get_close_matches(name, known, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise UserError(f"unknown_{noun}", f"Unknown {noun} '{name}'.{hint} Known {noun}s: {', '.join(names)}.")
+        raise UserError(f"unknown_{noun}", f"Unknown {noun} '{name}'.{hint} Known {noun}s: {', '.join(known)}.")
     entry, owner = plugins[name], f"{noun.title()} '{name}'"
     try:
         plugin: type[Any] = entry.load()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import torch
@@ -24,10 +24,11 @@ from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 from benchctl.measuring.machine.meter import bandwidth_mb_s
 from benchctl.measuring.run import model_info, traffic_of
-from benchctl.measuring.settings import WEIGHTS
+from benchctl.measuring.settings import Weights
 from benchmarks.origin import circumstances
 
 ROWS = (1, 2, 4, 8, 16, 32)
+FORMS = get_args(Weights)
 Clock = Callable[[], float]
 
 
@@ -158,7 +159,7 @@ def costs_of(
 
 @click.command()
 @click.argument("model")
-@click.option("--weights", multiple=True, type=click.Choice(WEIGHTS), default=WEIGHTS, show_default=True, help="Forms.")
+@click.option("--weights", multiple=True, type=click.Choice(FORMS), default=FORMS, show_default=True, help="Forms.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="CPU threads.")
 @click.option("--text", type=click.IntRange(1), default=200, show_default=True, help="Tokens before the rows.")
 @click.option("--passes", type=click.IntRange(1), default=20, show_default=True, help="Of which the best counts.")

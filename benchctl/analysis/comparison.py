@@ -23,7 +23,6 @@ from benchctl.analysis.frame.build import (
 from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
-from benchctl.analysis.names import label_lines as label_lines  # plots import it from here
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.errors import InvalidData, UserError
 from benchctl.records.schema import COUNTED_SINCE, Exactness, MethodInfo, Mode, ModelInfo, Run

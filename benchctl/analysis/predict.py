@@ -14,7 +14,6 @@ do not count further heads, as of a rule that looks at the confidence at every e
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from benchctl.analysis.comparison import differences
 from benchctl.analysis.frame.build import Round, round_of
 from benchctl.analysis.stats.intervals import Floats, Interval, Levels, codes_of, ratio_intervals
 from benchctl.errors import UserError
+from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Mode, Row, Run
 from benchctl.records.writer import RunFile
 
@@ -223,17 +223,8 @@ class Unpredicted:
 Accounts = tuple[Prediction | Unpredicted, ...]
 
 
-class _Cell(NamedTuple):
-    """One answer of any method, in any mode."""
-
-    file: int
-    suite: str
-    prompt_id: str
-    turn: int
-    repeat: int
-    session: int
-
-
+_Cell = tuple[int, RowKey]
+"""One answer of any method, in any mode: the number of its file, and its key without label and mode."""
 _Answers = dict[_Cell, Row]
 _Found = dict[tuple[str, Mode], _Answers]
 
@@ -279,10 +270,10 @@ def _collect(files: Sequence[RunFile]) -> _Found:
             if row.invalid:
                 invalid_rounds.add(round_of(number, row))
             if row.repeat >= 0 and row.error is None and row.step_s:
-                cell = _Cell(number, row.suite, row.prompt_id, row.turn, row.repeat, row.session)
+                cell = number, row_key(row)._replace(label="", mode="free")
                 found.setdefault((row.label, row.mode), {})[cell] = row
     return {
-        key: {cell: row for cell, row in answers.items() if round_of(cell.file, row) not in invalid_rounds}
+        key: {cell: row for cell, row in answers.items() if round_of(cell[0], row) not in invalid_rounds}
         for key, answers in found.items()
     }
 
@@ -300,8 +291,8 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
     sums = [Sums.of([others[cell] for cell in cells], run.target.layers) for others in answers]
     ours, theirs, split, plain = sums
     parts, known_s, baseline_s = _by_phases(ours, theirs, split, plain, head_share(run, theirs.step_text_tokens))
-    sessions = codes_of([(cell.file, cell.session) for cell in cells])
-    levels = Levels(sessions, codes_of([(cell.suite, cell.prompt_id) for cell in cells]))
+    sessions = codes_of([(file, key.session) for file, key in cells])
+    levels = Levels(sessions, codes_of([(key.suite, key.prompt_id) for _, key in cells]))
     tops = np.column_stack([baseline_s, theirs.for_tokens(theirs.seconds, ours.tokens)])
     bottoms = np.column_stack([known_s, ours.seconds])
     values = (tops.sum(axis=0) / bottoms.sum(axis=0)).tolist()
@@ -309,7 +300,7 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
     (interval,) = ratio_intervals(tops[:, 1:], bottoms[:, 1:], levels, less=(tops[:, :1], bottoms[:, :1]))
     return Prediction(
         label=label,
-        prompts=len({(cell.suite, cell.prompt_id) for cell in cells}),
+        prompts=len({(key.suite, key.prompt_id) for _, key in cells}),
         generations=len(cells),
         baseline_token_s=theirs.token_s,
         costs=_costs(ours, split, plain),

@@ -17,7 +17,6 @@ from benchctl.analysis.frame.build import Round, broken, claims_exact, last_trie
 from benchctl.analysis.frame.rows import CONDITION, COUNTER, FIDELITY
 from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS
 from benchctl.analysis.metrics.faithfulness import EXACT_MATCH_DIFFERENCE
-from benchctl.analysis.metrics.modes import STEP, STEP_PHASES
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.analysis.stats.intervals import Interval
@@ -30,7 +29,6 @@ _FEW_PROMPTS = 10
 _OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
 _UNREADABLE = 0.02  # share of judgements that may be unreadable without a warning
 _UNBIASED = 0.5  # share that the first, or the longer, answer wins of a judge without that bias
-_SUM_WITHIN = 0.02  # by which the phases of a step may miss its time
 _LONG_DRAFTS, _FORESEEN = 6, 0.98  # tokens a step, and the share of them accepted, that no drafter reaches
 _MORE_CORES = 1.25  # times the threads of the run, that the process may use while the baseline decodes
 _LESS_BUSY = 0.85  # times the methods' share of processor time, that the baseline's is at least
@@ -210,11 +208,6 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "the runs differ in {field}: measure all with one version",
         "The runs differ in {field}, which may be why their figures differ. Measure all with one version.",
     ),
-    "phases_incomplete": (
-        "{label}: phases come to {share:.0%} of step times: profile it again",
-        "{label}: the phases of its steps come to {share:.1%} of the time of the steps, so they are not of these "
-        "steps. Profile it again.",
-    ),
     "embedded_sample": (
         "embedded prompts are not the published ones: use --source published",
         "{suites}: the prompts are embedded samples in the style of the published ones. Do not quote the figures as "
@@ -317,10 +310,6 @@ def _of_methods(group: Group) -> Iterator[Warning]:
         if agree and not method.is_baseline and not claims:
             prompts = method.checked_prompts
             yield _warn("no_loss_observed", label=label, prompts=prompts, possible=min(3 / prompts, 1.0))
-        step = method.estimate(STEP).value
-        phases = sum(method.estimate(metric).value or 0.0 for metric in STEP_PHASES)
-        if step and abs(phases / step - 1) > _SUM_WITHIN:
-            yield _warn("phases_incomplete", label=label, share=phases / step)
     if apart:
         yield _warn("no_shared_session", labels=", ".join(apart), baseline=run.baseline)
     found = {"failed": "found that it fails a check", "never": "has not examined this version of the plug-in"}

@@ -50,7 +50,6 @@ class Winner:
     """
 
     label: str
-    speedup: Estimate
     slower: tuple[str, ...]
     tied: tuple[str, ...]
     partly: bool = False
@@ -93,10 +92,8 @@ def contest(group: Group) -> Contest:
     unconfirmed = [method for method in claiming if method.fidelity.failed + method.fidelity.unjudged > 0]
     confirmed = [method for method in claiming if method not in unconfirmed]
     ranked = sorted(confirmed, key=lambda method: method.estimate(SPEEDUP).value or 0.0, reverse=True)
-    ratios = _ratios(group.frame, [method.label for method in ranked]) if len(ranked) > 1 else {}
-    significant = holm({labels: ratio.p_value for labels, ratio in ratios.items()})
-    beats = {(a, b) if ratios[a, b].logarithm > 0 else (b, a) for a, b in significant if ratios[a, b].logarithm}
-    return Contest(tuple(ranked), tuple(method.label for method in unconfirmed), frozenset(beats))
+    found = beats(group.frame, [method.label for method in ranked]) if len(ranked) > 1 else frozenset[_Pair]()
+    return Contest(tuple(ranked), tuple(method.label for method in unconfirmed), found)
 
 
 def fastest(group: Group) -> Winner | None:
@@ -115,7 +112,7 @@ def _winner(result: Contest) -> Winner | None:
     slower = tuple(label for label in rivals if (best.label, label) in result.beats)
     tied = tuple(label for label in rivals if label not in slower)
     partly = len({(method.prompts, method.generations) for method in result.methods}) > 1
-    return Winner(best.label, best.estimate(SPEEDUP), slower, tied, partly, result.unconfirmed)
+    return Winner(best.label, slower, tied, partly, result.unconfirmed)
 
 
 def best_labels(group: Group) -> Iterator[BestLabel]:
@@ -135,6 +132,13 @@ def best_labels(group: Group) -> Iterator[BestLabel]:
         if len(labels) >= _FEWEST_LABELS and unbeaten:
             best = max(unbeaten, key=lambda method: lows[method.label])
             yield BestLabel(name, len(labels), best, sum((best.label, label.label) in result.beats for label in labels))
+
+
+def beats(frame: pd.DataFrame, labels: Sequence[str]) -> frozenset[_Pair]:
+    """The pairs of labels whose times differ significantly by Holm's correction, the faster one first."""
+    ratios = _ratios(frame, labels)
+    significant = holm({each: ratio.p_value for each, ratio in ratios.items()})
+    return frozenset((a, b) if ratios[a, b].logarithm > 0 else (b, a) for a, b in significant)
 
 
 def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:
@@ -159,7 +163,7 @@ class _Ratio(NamedTuple):
 
 
 def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, _Ratio]:
-    """Of each pair of labels, on what both answered, the first being the better ranked."""
+    """Of each pair of labels, on what both answered."""
     valid = frame[frame["error"].isna() & ~frame["round_invalid"] & frame["label"].isin(labels)]
     times = valid.pivot(index=_GENERATION, columns="label", values="whole_s")
     keys = times.reset_index()[_GENERATION]
@@ -175,9 +179,8 @@ def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, _Ratio]:
             pairs = pair(frame, first, second)
             above, below = (pairs[name].to_numpy(float) for name in ("whole_s_baseline", "whole_s"))
             level = levels(pairs)
-        ratios[first, second] = (
-            _Ratio(log(above.sum() / below.sum()), p_value(above, below, level)) if len(above) else _Ratio(0.0, 1.0)
-        )
+        logarithm = log(above.sum() / below.sum()) if len(above) else 0.0
+        ratios[first, second] = _Ratio(logarithm, p_value(above, below, level) if logarithm else 1.0)
     return ratios
 
 

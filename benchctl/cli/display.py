@@ -94,7 +94,7 @@ class RunDisplay(_Display):
             self._draw(event, now_s)
         elif not event.warm_up:
             share = f"{event.done / event.total:.0%} ({event.done} of {event.total} generations)"
-            self._line(share, self._left(event, now_s), _describe_speedups(event.speedups))
+            self._line(share, self._left(event, now_s))
 
     def begin(self, checked: CheckedRun) -> None:
         """One line: what will be measured, on which machine, and the results file."""
@@ -110,7 +110,7 @@ class RunDisplay(_Display):
         self.notice(f"Prompts: {suites}{filled}. Target: {target}. Methods: {labels}.{extra} -> {checked.out}")
 
     def end(self, summary: RunSummary) -> None:
-        """One line: how much was measured, how long it took, and which share of the time was the harness."""
+        """One line: how much was measured and how long it took."""
         self._bars.stop()
         parts = [f"{summary.measured} generations measured in {summary.wall_s:.0f} s"]
         parts += [f"{summary.recalled} already in the file"] if summary.recalled else []
@@ -120,12 +120,11 @@ class RunDisplay(_Display):
         parts += [f"{count} of {label} are MISSING for lack of memory" for label, count in summary.missing.items()]
         if summary.measured:
             parts.append(f"{summary.warm_up_rounds} warm-up round{'s' * (summary.warm_up_rounds != 1)}")
-            parts.append(f"{summary.harness_share:.1%} of the time was neither decoding nor a check")
         self.notice("; ".join(parts) + ".")
 
     def _draw(self, progress: Progress, now_s: float) -> None:
         label = f"warm-up {progress.label}" if progress.warm_up else progress.label
-        parts = filter(None, (label, self._left(progress, now_s), _describe_speedups(progress.speedups)))
+        parts = filter(None, (label, self._left(progress, now_s)))
         self._bars.update(self._task, description="; ".join(parts), completed=progress.done, total=progress.total)
         if now_s - self._shown_s >= REFRESH_S:
             self._shown_s = now_s
@@ -157,12 +156,6 @@ def memory_table(parts: Mapping[str, int], free_bytes: int | None, device: str =
     """A line for each part, for their sum, and for what is free; of one ``device`` where there are several."""
     sizes = {**parts, "sum": sum(parts.values())} | ({} if free_bytes is None else {"free": free_bytes})
     return "\n".join(f"{name:<12}{size / 1e9:>9.3f} GB  {device}".rstrip() for name, size in sizes.items())
-
-
-def _describe_speedups(speedups: Mapping[str, float]) -> str:
-    """`speed-up so far: two_model 1.31x, prompt_lookup 1.05x`, the fastest first; empty without any."""
-    fastest_first = sorted(speedups.items(), key=lambda each: -each[1])
-    return "speed-up so far: " * bool(speedups) + ", ".join(f"{label} {ratio:.2f}x" for label, ratio in fastest_first)
 
 
 class JudgeDisplay(_Display):

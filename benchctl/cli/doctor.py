@@ -6,7 +6,7 @@ import json
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchctl.cli.options import given, options_from
-from benchctl.measuring.settings import BENCH_FLAGS, BENCHES_HELP, DRAFT_HELP
+from benchctl.measuring.settings import BENCH_FLAGS, BENCHES_HELP, DRAFT_HELP, Device
 from benchctl.options import setting
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class _Options:
     )
     own: _OwnModel = field(default_factory=_OwnModel)
     threads: int = setting(1, "CPU threads of torch.", least=1)
-    device: str = setting("auto", "Where to run; auto: a GPU if there is one.", choices=("auto", "cpu", "cuda"))
+    device: Device = setting("auto", "Where to run; auto: a GPU if there is one.")
     out: Path | None = setting(
         None, "Results file of the small run.  [default: results/aa-<time>.jsonl]", metavar="FILE"
     )
@@ -101,8 +101,8 @@ def doctor(context: click.Context, options: _Options, files: tuple[Path, ...]) -
     """
     _check_usage(context, options, files)
     if options.methods:
-        findings, what = _on_own_model(options) if options.model else _on_random_models(options.methods)
-        print_findings(findings, what, options.as_json)
+        findings, checks = _on_own_model(options) if options.model else _on_random_models(options.methods)
+        print_findings(findings, checks, options.as_json)
     elif options.aa:
         _compare_with_itself(files or (_measure_baseline(options),), options.as_json)
     else:
@@ -132,21 +132,22 @@ def _check_usage(context: click.Context, options: _Options, files: Sequence[Path
 
 
 Findings = Iterable[tuple[str, Iterable["Finding"]]]
+Checks = Mapping[str, Callable[..., object]]
 
 
-def _on_random_models(methods: Sequence[str]) -> tuple[Findings, Mapping[str, str]]:
-    """The findings on each method, and what passes each check."""
-    from benchctl.conformance.checks import WHAT, examine
+def _on_random_models(methods: Sequence[str]) -> tuple[Findings, Checks]:
+    """The findings on each method, and the checks by name."""
+    from benchctl.conformance.checks import CHECKS, examine
     from benchctl.registry import build, parse_label, split_labels
 
     labels = split_labels(methods)
     for label in labels:
         build(label)  # an impossible label is refused before the first minute is spent
-    return ((label, _noted(parse_label(label).name, examine(label))) for label in labels), WHAT
+    return ((label, _noted(parse_label(label).name, examine(label))) for label in labels), CHECKS
 
 
-def _on_own_model(options: _Options) -> tuple[Findings, Mapping[str, str]]:
-    from benchctl.conformance.own_model import WHAT, Case, verify
+def _on_own_model(options: _Options) -> tuple[Findings, Checks]:
+    from benchctl.conformance.own_model import CHECKS, Case, verify
     from benchctl.decoding.method import Method
     from benchctl.measuring.run import prepare_own_model
     from benchctl.measuring.settings import ModelSettings, PromptSettings
@@ -170,7 +171,7 @@ def _on_own_model(options: _Options) -> tuple[Findings, Mapping[str, str]]:
             case = Case(choice.label, choice.method, own.target, own.drafts(choice), own.prompts, new_tokens, draws)
             yield choice.label, verify(case, Path(own.name).name)
 
-    return findings(), WHAT
+    return findings(), CHECKS
 
 
 def _noted(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -272,10 +273,10 @@ def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
         click.echo("Intervals are too narrow on this machine. Measure more prompts, and use --sessions 3.")
 
 
-def print_findings(methods: Findings, what: Mapping[str, str], as_json: bool) -> None:
+def print_findings(methods: Findings, checks: Checks, as_json: bool) -> None:
     """Print each label, a line for each of its findings as it is made, and the counts; or all as JSON.
 
-    `what` describes what passes each check. Exits with 1 if a check fails.
+    Exits with 1 if a check fails.
     """
     all_findings: list[Finding] = []
     for label, findings in methods:
@@ -284,7 +285,7 @@ def print_findings(methods: Findings, what: Mapping[str, str], as_json: bool) ->
         for finding in findings:
             all_findings.append(finding)
             if not as_json:
-                _print_finding(finding, what[finding.check])
+                _print_finding(finding, checks[finding.check])
     counts = Counter(finding.verdict for finding in all_findings)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in all_findings], indent=2))
@@ -294,10 +295,10 @@ def print_findings(methods: Findings, what: Mapping[str, str], as_json: bool) ->
         raise click.exceptions.Exit(1)
 
 
-def _print_finding(finding: Finding, what: str) -> None:
-    """Verdict, check and target; for a failure what is wrong and what to do."""
+def _print_finding(finding: Finding, check: Callable[..., object]) -> None:
+    """Verdict, check and target; then what the check shows, or for a failure what is wrong and what to do."""
     head = f"  {finding.verdict}  {finding.check:<11}  {finding.target:<7}  "
-    text = what + (f": {finding.detail}" if finding.detail else "")
+    text = (check.__doc__ or "").partition("\n")[0].rstrip(".") + (f": {finding.detail}" if finding.detail else "")
     if finding.verdict == "skip":
         text = finding.detail
     if finding.verdict == "fail":

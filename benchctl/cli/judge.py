@@ -14,6 +14,7 @@ import click
 
 from benchctl.cli.options import options_from
 from benchctl.errors import UserError
+from benchctl.measuring.settings import Source
 from benchctl.options import changed_options, options_of, setting
 
 if TYPE_CHECKING:
@@ -87,11 +88,7 @@ class JudgeOptions:
         metavar="FOLDER",
     )
     dry_run: bool = setting(False, "Only print the number of questions and their cost; ask nothing.")
-    source: str = setting(
-        "auto",
-        "Where to take prompts from; auto: from the same place as the run.",
-        choices=("auto", "published", "embedded"),
-    )
+    source: Source = setting("auto", "Where to take prompts from; auto: from the same place as the run.")
     as_json: bool = setting(False, "Print JSON.", flags=("--json",))
 
 

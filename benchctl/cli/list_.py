@@ -32,7 +32,7 @@ def list_(kind: str, as_json: bool) -> None:
 
 
 def _methods() -> list[_Line]:
-    from benchctl.registry import build, method_class, method_names
+    from benchctl.registry import METHODS, build, method_class, names
 
     return [
         {
@@ -44,20 +44,20 @@ def _methods() -> list[_Line]:
             "exactness": build(name).exactness,  # that of the default options
             **_described(kind),
         }
-        for name, kind in ((name, method_class(name)) for name in method_names())
+        for name, kind in ((name, method_class(name)) for name in names(METHODS))
     ]
 
 
 def _engines() -> list[_Line]:
-    from benchctl.registry import engine_class, engine_names
+    from benchctl.registry import ENGINES, engine_class, names
 
-    return [{"name": name, **_described(engine_class(name))} for name in engine_names()]
+    return [{"name": name, **_described(engine_class(name))} for name in names(ENGINES)]
 
 
 def _judges() -> list[_Line]:
-    from benchctl.registry import judge_class, judge_names
+    from benchctl.registry import JUDGES, judge_class, names
 
-    return [{"name": name, **_described(judge_class(name))} for name in judge_names()]
+    return [{"name": name, **_described(judge_class(name))} for name in names(JUDGES)]
 
 
 def _described(owner: type[object]) -> _Line:

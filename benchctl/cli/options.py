@@ -83,8 +83,6 @@ def _click_options(kind: type[Any]) -> Iterator[Callable[[Command], Command]]:
 
 
 def _click_type(hint: Any, spec: CommandLineOption) -> click.ParamType[Any]:
-    if spec.choices:
-        return click.Choice(spec.choices)
     if get_origin(hint) is Literal:
         return click.Choice(list(get_args(hint)))
     if get_origin(hint) in (Union, UnionType, tuple):

@@ -59,12 +59,11 @@ class _Options:
         flags=("--method",),
         metavar="LABEL",
     )
-    quality: str | None = setting(
+    quality: Literal["target-agreement", "agreement", "verdict", "quality", "exact"] | None = setting(
         None,
         "Vertical axis of --pareto: agreement with the target token by token (target-agreement), up to the first "
         "difference (agreement), answers that are the target's own (verdict), a judge's score (quality), or correct "
         "answers (exact, of the suite tasks).  [default: target-agreement, or agreement where it was not measured]",
-        choices=("target-agreement", "agreement", "verdict", "quality", "exact"),
         metavar="NAME",
     )
     judge: str = setting("", "The judge for --quality quality: its name or a part of it.", metavar="NAME")
@@ -101,7 +100,7 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
     from benchctl.analysis.comparison import by_suite, compare, only_suites
     from benchctl.analysis.plots import catalogue
     from benchctl.analysis.plots.axes import check_image, save
-    from benchctl.analysis.plots.style import style_of
+    from benchctl.analysis.plots.style import SIZES
     from benchctl.analysis.warnings import warnings
     from benchctl.cli.options import read_files
 
@@ -114,7 +113,7 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
         raise click.UsageError("--judge needs --quality quality.")
     out = output.out or Path(f"results/{name}.png")
     check_image(out)
-    style = style_of(output.size)
+    style = SIZES[output.size]
     request = catalogue.Request(style, options.methods, options.quality or "", options.judge, options.by)
     runs = read_files(files or ("results/*.jsonl",))
     runs = only_suites(runs, options.suites) if options.suites else runs

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from benchctl.analysis.predict import Accounts, Figure, Prediction
+    from benchctl.analysis.tables.grids import Grid
     from benchctl.records.schema import Run
     from benchctl.records.writer import RunFile
 
@@ -45,20 +46,13 @@ def _tables(files: Sequence[RunFile], accounts: Accounts) -> str:
     """The accounts as tables and notes in the terminal's width, without a newline at the end."""
     from benchctl.analysis.names import short_labels
     from benchctl.analysis.predict import Prediction
-    from benchctl.analysis.tables.grids import Grid, Paragraph, terminal
+    from benchctl.analysis.tables.grids import Paragraph, terminal
 
     run = files[0].run
     heading = Paragraph((f"Decoding, against {run.baseline} on {run.target_name}; prefill left out.",))
     predictions = [account for account in accounts if isinstance(account, Prediction)]
     names = short_labels([account.label for account in accounts])
-    grids = [
-        Grid(
-            title,
-            ("method", *(name for name, _ in columns)),
-            {"": tuple((names[each.label], *(cell(each) for _, cell in columns)) for each in of_table)},
-        )
-        for title, of_table, columns in (_account_tables(predictions) if predictions else ())
-    ]
+    grids = _grids(predictions, names) if predictions else ()
     notes = (Paragraph((note,), "warning" if note.startswith("Note") else "note") for note in _notes(accounts, run))
     return terminal([heading, *grids, *notes], get_terminal_size().columns)
 
@@ -81,43 +75,51 @@ def _json(files: Sequence[RunFile], accounts: Accounts) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-class _Table(NamedTuple):
-    title: str
-    predictions: Sequence[Prediction]
-    columns: Sequence[tuple[str, Callable[[Prediction], str]]]
+def _grids(predictions: Sequence[Prediction], names: Mapping[str, str]) -> Iterator[Grid]:
+    """Speed-ups, times by part (a table for each set of parts), and costs. `names` has what to call labels."""
+    from benchctl.analysis.tables.grids import Grid
 
-
-def _account_tables(predictions: Sequence[Prediction]) -> Iterator[_Table]:
-    yield _Table(
-        "Speed-up per token",
-        predictions,
-        [
-            ("predicted [95%]", lambda account: _with_interval(account.predicted)),
-            ("measured [95%]", lambda account: _with_interval(account.measured)),
-            ("gap", lambda account: f"{account.gap.value:+.2f}"),
-            ("it lies in", lambda account: account.gap_lies_in.name),
-        ],
+    speedups = tuple(
+        (
+            names[each.label],
+            _with_interval(each.predicted),
+            _with_interval(each.measured),
+            f"{each.gap.value:+.2f}",
+            each.gap_lies_in.name,
+        )
+        for each in predictions
+    )
+    yield Grid(
+        "Speed-up per token", ("method", "predicted [95%]", "measured [95%]", "gap", "it lies in"), {"": speedups}
     )
 
     def part_names(account: Prediction) -> tuple[str, ...]:
         return tuple(part.name for part in account.parts)
 
-    for names, same_parts in groupby(sorted(predictions, key=part_names), key=part_names):
-        parts = [(name, lambda account, at=at: f"{100 * account.parts[at].share:.1f}") for at, name in enumerate(names)]
-        total = ("in all", lambda account: f"{100 / account.measured.value:.1f}")
-        yield _Table("A token's time, %", list(same_parts), [*parts, total])
-    yield _Table(
-        "Costs and acceptance",
-        predictions,
-        [
-            ("tokens per step", lambda account: f"{account.costs.tokens_per_step:.2f}"),
-            ("rows per step", _rows_per_step),
-            ("draft step / target step", lambda account: _ratio(account.costs.draft_ratio)),
-            ("its rows / one row", lambda account: f"{account.costs.verify_ratio:.3f}"),
-            ("depth fraction", lambda account: f"{account.costs.depth_fraction:.3f}"),
-            ("prompts", lambda account: str(account.prompts)),
-        ],
+    for parts, same_parts in groupby(sorted(predictions, key=part_names), key=part_names):
+        times = tuple(
+            (
+                names[each.label],
+                *(f"{100 * part.share:.1f}" for part in each.parts),
+                f"{100 / each.measured.value:.1f}",
+            )
+            for each in same_parts
+        )
+        yield Grid("A token's time, %", ("method", *parts, "in all"), {"": times})
+    costs = tuple(
+        (
+            names[each.label],
+            f"{each.costs.tokens_per_step:.2f}",
+            _rows_per_step(each),
+            _ratio(each.costs.draft_ratio),
+            f"{each.costs.verify_ratio:.3f}",
+            f"{each.costs.depth_fraction:.3f}",
+            str(each.prompts),
+        )
+        for each in predictions
     )
+    head = ("tokens per step", "rows per step", "draft step / target step", "its rows / one row", "depth fraction")
+    yield Grid("Costs and acceptance", ("method", *head, "prompts"), {"": costs})
 
 
 def _notes(accounts: Accounts, run: Run) -> Iterator[str]:

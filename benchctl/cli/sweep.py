@@ -68,14 +68,14 @@ def plan(spec: Path, out: Path) -> None:
 def _check(unit: Unit) -> None:
     """Raises UserError unless `benchctl run` takes the command, before any model is loaded."""
     from benchctl.cli.run import run
-    from benchctl.registry import build, build_engine, engine_names, parse_label
+    from benchctl.registry import ENGINES, build, build_engine, names, parse_label
 
     try:
         context = run.make_context("run", list(unit.command[2:]))
     except click.ClickException as error:
         raise UserError("bad_run_option", f"{unit.name}: {error.format_message()}") from error
     for label in context.params["methods"]:
-        if (parsed := parse_label(label)).name in engine_names():
+        if (parsed := parse_label(label)).name in names(ENGINES):
             build_engine(parsed)
         elif parsed.name != "all":
             build(label)

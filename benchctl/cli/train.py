@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ import click
 
 from benchctl.cli import OUT
 from benchctl.cli.options import Command, given, options_from, typed
-from benchctl.registry import builtin_file, builtin_names, parse_label
+from benchctl.registry import TRAINABLE, parse_label
 from benchctl.training.train_options import DraftOptions, DraftStart, ModuleOptions
 
 if TYPE_CHECKING:
@@ -27,28 +26,26 @@ CALIBRATE_OPTIONS = (
     *("calibrate", "calibrate_prompts", "model", "data", "out"),
     *("answer_tokens", "seed", "device", "dtype", "threads"),
 )
-_BASES = re.compile(r"^class \w+\(([^)]*)\)", re.MULTILINE)
-_SIBLINGS = re.compile(r"^from \.([\w.]+) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
 class Parts(click.Group):
     """Models and tools are commands; any other name is the label of a method whose modules are to be trained."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.commands, *_methods_with_modules()]
+        return [*self.commands, *sorted(TRAINABLE)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if known := super().get_command(ctx, cmd_name):
             return known
         label = parse_label(cmd_name)
-        if label.name not in _methods_with_modules():
+        if label.name not in TRAINABLE:
             from benchctl.training.modules.job import trainable
 
             trainable(label)
         return _modules_command(label.text)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, names in (("Models and tools", list(self.commands)), ("Methods", _methods_with_modules())):
+        for heading, names in (("Models and tools", list(self.commands)), ("Methods", sorted(TRAINABLE))):
             commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(heading):
                 formatter.write_dl([(name, known.get_short_help_str(70)) for name, known in commands if known])
@@ -190,22 +187,6 @@ def _calibrate(options: ModuleOptions, label: str, promised: str, prompts: int) 
         f"With probability {1 - risk.epsilon:g}, answers lose at most a share {risk.delta:g} of the target's own.\n"
         f"Use it with:\n  benchctl run --model {options.model} --method '{calibrated}' "
         f"--max-new-tokens {options.answer_tokens}"
-    )
-
-
-def _methods_with_modules() -> list[str]:
-    """Built-in methods that are Trainable; read from their files, since importing one loads torch for a second."""
-    return [name for name in builtin_names() if _is_trainable(builtin_file(name))]
-
-
-def _is_trainable(file: Path) -> bool:
-    """Whether a class in the file is derived from Trainable, perhaps through a base in a sibling file."""
-    text = file.read_text(encoding="utf-8")
-    bases = set(re.findall(r"\w+", " ".join(_BASES.findall(text))))
-    return "Trainable" in bases or any(
-        _is_trainable(file.parent / f"{module.replace('.', '/')}.py")
-        for module, names in _SIBLINGS.findall(text)
-        if bases.intersection(re.findall(r"\w+", names))
     )
 
 

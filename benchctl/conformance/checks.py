@@ -162,7 +162,10 @@ def chances_of(next_logits: Callable[[Text], Tensor], stop_ids: Set[int] = froze
 
 
 def engaged(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """The method does more than plain decoding here, so that the other checks have something to find; never fails."""
+    """The method does more than plain decoding here, so that the other checks have something to find.
+
+    It never fails.
+    """
     method, full = subject.prepared(models), models.target.layers
     steps = [
         step
@@ -349,22 +352,8 @@ OF_THE_METHOD = {check.__name__: check for check in (options, claim, unsupported
 _ON_A_TARGET = (engaged, greedy, sampled, counting, limits, stops) + (isolation, determinism, batches, replay, cache)
 OnATarget = Callable[[MethodUnderTest, RandomModels], Result]
 ON_A_TARGET: dict[str, OnATarget] = {check.__name__: check for check in _ON_A_TARGET}
-WHAT: dict[str, str] = {
-    "options": "options are read and written as labels",
-    "claim": "the claim is a known one, a lossy one has a reason",
-    "unsupported": "None or a reason",
-    "engaged": "drafts are accepted, or layers skipped",
-    "greedy": "greedy answers are the target's",
-    "sampled": "sampled answers have the target's distribution",
-    "counting": "all passes of the target are counted",
-    "limits": "answers end at the limit",
-    "stops": "answers end at the first stop token",
-    "isolation": "earlier prompts have no effect",
-    "determinism": "the same seed gives the same answer",
-    "batches": "answers in a batch are those given alone",
-    "replay": "it writes a forced text",
-    "cache": "the cache is that of a fresh prefill",
-}
+# By name. The first line of a docstring says what a pass means; `doctor` prints it.
+CHECKS: dict[str, Callable[..., Result]] = {**OF_THE_METHOD, **ON_A_TARGET}
 
 
 def examine(label: str) -> Iterator[Finding]:

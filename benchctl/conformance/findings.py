@@ -54,8 +54,13 @@ class Finding:
 
 
 def finding(label: str, check: str, target: str, look: Callable[[], Result]) -> Finding:
-    """What a check finds, with what it was a check of."""
-    result = guarded(look)
+    """What a check finds, with what it was a check of. An error of the method is a finding too."""
+    try:
+        result = look()
+    except Exception as error:  # whatever the method raises
+        raised = traceback.extract_tb(error.__traceback__)[-1]
+        action = f"fix what raises it: {Path(raised.filename).name}, line {raised.lineno}"
+        result = Deviation("no error", f"{type(error).__name__}: {error}", action)
     if isinstance(result, Deviation):
         return Finding(label, check, target, "fail", result.expected, result.seen, result.action)
     if isinstance(result, Skipped):
@@ -67,13 +72,3 @@ def shown(tokens: tuple[int, ...]) -> str:
     """The first ids of an answer."""
     few = " ".join(map(str, tokens[:12]))
     return f"{few} .." if len(tokens) > 12 else few or "nothing"
-
-
-def guarded(look: Callable[[], Result]) -> Result:
-    """What a check finds; an error of the method is a finding too."""
-    try:
-        return look()
-    except Exception as error:  # whatever the method raises
-        raised = traceback.extract_tb(error.__traceback__)[-1]
-        action = f"fix what raises it: {Path(raised.filename).name}, line {raised.lineno}"
-        return Deviation("no error", f"{type(error).__name__}: {error}", action)

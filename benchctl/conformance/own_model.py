@@ -26,12 +26,6 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.verify import common_start
 from benchctl.registry import BASELINE, build
 
-WHAT: dict[str, str] = {
-    "greedy": "greedy answers are autoregressive's",
-    "steps": "steps are those that the text dictates",
-    "sampled": "all ways to draw a short answer have the target's chances",
-    "draws": "answers really drawn have the target's frequencies",
-}
 _DECODED = 500  # draws that are decoded; of more than 10,000 draws, one in 20
 _DRAWS_PER_DECODING = 20
 SIGNIFICANCE = 1e-4  # probability that a method without a fault fails the G-test
@@ -70,13 +64,12 @@ class Case:
 
 def verify(case: Case, target: str) -> Iterator[Finding]:
     """A finding for each check, in order; ``target`` is what the target is called."""
-    checks: dict[str, Callable[[Case], Result]] = {"greedy": greedy, "steps": steps, "sampled": sampled, "draws": draws}
-    for name, check in checks.items():
+    for name, check in CHECKS.items():
         yield finding(case.label, name, target, partial(check, case))
 
 
 def greedy(case: Case) -> Result:
-    """Token by token what plain decoding says on the same target."""
+    """Greedy answers are those of plain decoding on the same target, token by token."""
     if case.method.exactness == "lossy":
         return Skipped(f"claims no exactness: {case.method.reason}")
     baseline, tokens = build(BASELINE), 0
@@ -93,10 +86,11 @@ def greedy(case: Case) -> Result:
 
 @torch.inference_mode()
 def steps(case: Case) -> Result:
-    """Each step drafts, accepts and commits what the text before it dictates: `plain_drafter` or a fresh start.
+    """Each step drafts, accepts and commits what the text before it dictates.
 
-    Verification corrects the text whatever the draft was, so a wrong mask, a wrong position or a stale draft cache
-    shows only here. A fresh start finds what a stale cache does, but not what every start does wrong.
+    `plain_drafter` shows what it dictates, or a fresh start of the method. Verification corrects the text whatever the
+    draft was, so a wrong mask, a wrong position or a stale draft cache shows only here. A fresh start finds what a
+    stale cache does, but not what every start does wrong.
     """
     method = case.method
     if not isinstance(method, Speculative):
@@ -163,7 +157,7 @@ def _counted(number: int, noun: str, case: Case) -> str:
 
 
 def sampled(case: Case) -> Result:
-    """The exact distribution of short answers, by every way that draws can go, against the target's own."""
+    """Short answers have exactly the target's distribution, by every way that draws can go."""
     if reason := not_sampled(case.method):
         return reason
     drawn = distribution(lambda _: case.drawn())
@@ -172,9 +166,10 @@ def sampled(case: Case) -> Result:
 
 
 def draws(case: Case) -> Result:
-    """A G-test of answers drawn with different seeds: enumeration does not see how numbers are drawn.
+    """Answers drawn with different seeds have the target's frequencies, by a G-test.
 
-    Some answers are decoded. The others follow from their numbers where the method allows that: see Drawing.
+    Enumeration does not see how numbers are drawn. Some answers are decoded. The others follow from their numbers where
+    the method allows that: see Drawing.
     """
     if reason := not_sampled(case.method):
         return reason
@@ -200,6 +195,10 @@ def draws(case: Case) -> Result:
     how = f"{decoded:,} decoded" if follows else "all decoded, as not only its draws decide"
     detectable = f"a total variation of {min(unseen + test.detectable, 1.0):.2g} would have shown with {POWER:.0%}"
     return Held(f"p = {test.p:.2g} in {number}, {how}; {detectable}")
+
+
+# By name. The first line of a docstring says what a pass means; `doctor` prints it.
+CHECKS: dict[str, Callable[[Case], Result]] = {check.__name__: check for check in (greedy, steps, sampled, draws)}
 
 
 @dataclass(frozen=True)

@@ -108,13 +108,11 @@ class Naive:
         return self._answers[key]
 
 
-def autoregressive(naive: Naive, prompt: Sequence[int], limit: int, stops: frozenset[int] = frozenset()) -> list[int]:
-    """The answer, token by token, up to the limit or the first stop token."""
+def autoregressive(naive: Naive, prompt: Sequence[int], limit: int) -> list[int]:
+    """The answer, token by token, up to the limit."""
     text = list(prompt)
     while len(text) < len(prompt) + limit:
         text.append(naive.argmax(text))
-        if text[-1] in stops:
-            break
     return text[len(prompt) :]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from benchctl.importing import Format, aiperf, guidellm, vllm_bench
-from benchctl.importing.published_lines import read_file
 from benchctl.importing.requests import Requests
+from benchctl.records.reader import read_file
 
 _READERS: Mapping[Format, Callable[[Path, bytes], Requests]] = {
     "vllm-bench": vllm_bench.read,

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, NoReturn
 import msgspec
 from msgspec import Meta, Struct
 
-from benchctl.errors import InvalidData, UserError
+from benchctl.errors import InvalidData
+from benchctl.records.reader import read_file
 
 _MOST = 10**9  # tokens or steps of a turn, or its seconds
 _LATEST_S = 253_402_300_799  # the end of the year 9999
@@ -88,14 +89,6 @@ def read_lines(path: Path) -> Iterator[Line]:
     for number, text in enumerate(read_file(path).splitlines(), 1):
         if text.strip():
             yield _line(path, number, text)
-
-
-def read_file(path: Path) -> bytes:
-    """Raises UserError for a file that cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
 
 
 def _line(path: Path, number: int, text: bytes) -> Line:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from benchctl.errors import InvalidData, UserError
 from benchctl.judging.judge import Message, Usage
-from benchctl.records.schema import Count, from_line
+from benchctl.records.reader import valid, whole_lines
+from benchctl.records.schema import Count
 from benchctl.records.writer import LineFile
 
 _NAME_LENGTH = 60
@@ -75,14 +75,23 @@ class Cache(LineFile):
 
     def begin(self) -> None:
         """Read the replies that are there."""
-        self._kept, whole_bytes, notice = _read(self.path)
-        self.cut(whole_bytes)
-        if notice:
+        lines, notices = whole_lines(self.path)
+        self._kept = self._read(lines)
+        self.cut(sum(map(len, lines)))
+        for notice in notices:
             self._notify(notice)
 
     def look(self) -> None:
         """Read what is there without holding the file, to tell what would have to be asked."""
-        self._kept = _read(self.path)[0] if self.path.exists() else {}
+        self._kept = self._read(whole_lines(self.path)[0]) if self.path.exists() else {}
+
+    def _read(self, lines: Sequence[bytes]) -> dict[str, list[Kept]]:
+        """The replies by key."""
+        found: dict[str, list[Kept]] = {}
+        for number, line in enumerate(lines, 1):
+            kept = valid(Kept, self.path, number, line)
+            found.setdefault(kept.key, []).append(kept)
+        return found
 
     def tries(self, key: str) -> tuple[Kept, ...]:
         """The replies to a question so far, in the order they came."""
@@ -103,31 +112,6 @@ def cache_path(folder: Path, judge: str) -> Path:
     """The file of a judge: its label as a file name, and a few digits, since two labels may become the same name."""
     name = re.sub(r"[^\w.-]+", "-", judge).strip("-")[:_NAME_LENGTH]
     return folder / f"{name}-{hashlib.sha256(judge.encode()).hexdigest()[:8]}.jsonl"
-
-
-def _read(path: Path) -> tuple[dict[str, list[Kept]], int, str]:
-    """The replies by key, the bytes up to the end of the last whole line, and a notice where that is not all."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise UserError(
-            "file_not_readable", f"{path}: cannot be read: {error.strerror}. Give another --cache."
-        ) from error
-    kept: dict[str, list[Kept]] = {}
-    whole_bytes = 0
-    for number, line in enumerate(lines, 1):
-        try:
-            reply = from_line(Kept, line)
-        except ValueError as error:
-            if number == len(lines) and not line.endswith(b"\n"):
-                notice = f"{path}:{number}: the last line is torn (its judging was killed) and is cut off."
-                return kept, whole_bytes, notice
-            raise InvalidData(
-                "bad_reply_line", f"{path}:{number}: is not a reply that benchctl kept. Restore or remove this line."
-            ) from error
-        kept.setdefault(reply.key, []).append(reply)
-        whole_bytes += len(line)
-    return kept, whole_bytes, ""
 
 
 def _storable(text: str) -> str:

@@ -77,7 +77,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     choices = tuple(choice.fit(tokenizer) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)
     suites = load_suites(settings.prompts, notify)  # may be downloaded, so last
-    out = settings.out or settings.folder / f"{name_run(suites, choices, settings.labels)}.jsonl"
+    out = settings.out or Path("results") / f"{name_run(suites, choices, settings.labels)}.jsonl"
     if settings.out is None:
         check_out(out, settings)
     room = tokenizer.context_tokens - len(filler.ids)
@@ -292,7 +292,7 @@ def choose_methods(texts: Sequence[str], models: Models, batch_size: int = 1) ->
 
 
 def is_engine(text: str) -> bool:
-    return registry.parse_label(text).name in registry.engine_names()
+    return registry.parse_label(text).name in registry.names(registry.ENGINES)
 
 
 def choose_engines(texts: Sequence[str], engines: Sequence[str]) -> tuple[Choice, ...]:

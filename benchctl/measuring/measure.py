@@ -58,15 +58,6 @@ class Start:
     cpu_s: float
 
 
-@dataclass
-class Timings:
-    """Seconds spent in generations (prefill and steps) and in controls: verdicts, and the check of the machine after
-    each generation. The rest of a run is the harness."""
-
-    generations_s: float = 0.0
-    controls_s: float = 0.0
-
-
 class Stores:
     """The store of each method that carries state over, for each prompt and repeat.
 
@@ -114,7 +105,6 @@ class Measurer:
     clock: Callable[[], float]
     notify: Callable[[str], None] = lambda notice: None
     timer: Timer | None = None
-    timings: Timings = field(default_factory=Timings)
     meter: Meter = field(default_factory=Meter)
     guard: WeightGuard | None = None
     engines: Mapping[str, Engine] = field(default_factory=dict)
@@ -140,13 +130,10 @@ class Measurer:
 
         Raises UserError where the weights of the target are no longer those it was loaded with.
         """
-        started_s, counted_s = self.clock(), self.timings.generations_s + self.timings.controls_s
         ran_out = False
         try:
             rows = self._measure(job)
         except Exception as problem:
-            spent_s = self.timings.generations_s + self.timings.controls_s - counted_s
-            self.timings.generations_s += self.clock() - started_s - spent_s
             rows = tuple(_empty_row(task, self._batch_ids(job), _in_words(problem)) for task in job)
             ran_out = is_out_of_memory(problem)
         if ran_out:  # the exception, which held what the generation had, is gone by now
@@ -168,11 +155,8 @@ class Measurer:
         started = Start(wall_s(), cpu_s())
         generations = self._decode(job[0].label, requests)
         started = replace(started, cpu_s=cpu_s() - started.cpu_s)
-        stopped_s = self.clock()
         reading = self.meter.stop()
-        self.timings.controls_s += self.clock() - stopped_s
         self._stores.close(job[0])
-        self.timings.generations_s += max(generation.wall_s for generation in generations)
         return tuple(
             self._row(task, batch, request, generation, reading, started)
             for task, request, generation in zip(job, requests, generations, strict=True)
@@ -182,9 +166,7 @@ class Measurer:
         """What is to be decoded. The baseline's answers that verdicts and forced texts need are decoded first."""
         prompts, mode = [self._prompt_ids(task) for task in job], job[0].mode
         if self.config.sampling.greedy and (job[0].label != self.baseline or mode == "replay"):
-            started_s = self.clock()
             self._answers.decode_together(prompts)
-            self.timings.controls_s += self.clock() - started_s
         return [
             replace(
                 self._request(prompt_ids, answer_seed(task, greedy=self.config.sampling.greedy)),
@@ -256,9 +238,7 @@ class Measurer:
         started: Start,
     ) -> Row:
         text = self.target.tokenizer.decode_text(generation.token_ids)
-        started_s = self.clock()
         judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
-        self.timings.controls_s += self.clock() - started_s
         self._history(task)[task.turn] = text
         passes, reported = tuple(step.passes for step in generation.steps), generation.reported
         return replace(

@@ -35,7 +35,7 @@ from benchctl.measuring.check import (
 from benchctl.measuring.clock import Clock, Timer, utc_now
 from benchctl.measuring.machine.host import commit, machine_facts, usable_cores, versions
 from benchctl.measuring.machine.meter import bandwidth_mb_s, free_memory, make_meter
-from benchctl.measuring.measure import DecodingConfig, Measurer, Timings
+from benchctl.measuring.measure import DecodingConfig, Measurer
 from benchctl.measuring.memory import Need, describe, explained, memory_needs, prompt_tokens
 from benchctl.measuring.plan import ORDER, Plan
 from benchctl.measuring.prompts.fit import fit_suite
@@ -70,16 +70,9 @@ class RunSummary:
     failed: int
     warm_up_rounds: int
     wall_s: float
-    timings: Timings
     marked: int = 0
     lost: int = 0
     missing: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def harness_share(self) -> float:
-        """The share of the measuring time, loading left out, that was neither a generation nor a control."""
-        harness_s = self.wall_s - self.timings.generations_s - self.timings.controls_s
-        return harness_s / self.wall_s if self.wall_s else 0.0
 
 
 def model_store(dtype: str, device: str, weights: str = "auto") -> Callable[[str], Target]:
@@ -167,7 +160,6 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
             failed=session.failed,
             warm_up_rounds=session.warm_up_rounds,
             wall_s=wall_s,
-            timings=measurer.timings,
             marked=watch.marked if watch else 0,
             lost=session.lost,
             missing=_missing(choices, plan) | measurer.out_of_memory,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import ChainMap, defaultdict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -27,46 +27,15 @@ class Notice:
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` generations are in the file; `label` was the last one. In warm-up `done` does not move.
-
-    `speedups` are those of the undisturbed rounds so far, by label, without intervals."""
+    """`done` of `total` generations are in the file; `label` was the last one. In warm-up `done` does not move."""
 
     done: int
     total: int
     label: str = ""
     warm_up: bool = False
-    speedups: Mapping[str, float] = field(default_factory=dict)
 
 
 Report = Callable[[Notice | Progress], None]
-
-
-class SpeedupsSoFar:
-    """Ratios of the baseline's seconds to those of each label, over the rounds that both answered undisturbed."""
-
-    def __init__(self, baseline: str) -> None:
-        self._baseline = baseline
-        self._seconds: dict[str, tuple[float, float]] = {}  # the baseline's and the label's
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Take the rows of a whole round."""
-        if any(row.invalid for row in rows):
-            return
-        seconds: defaultdict[str, dict[object, float]] = defaultdict(dict)
-        failed = {row.label for row in rows if row.mode == "free" and row.error}
-        for row in rows:
-            if row.mode == "free" and row.label not in failed:
-                # Rows of a batch share its time, which is that of the longest.
-                batch = (row.batch or row.prompt_id, row.turn, row.repeat)
-                seconds[row.label][batch] = max(seconds[row.label].get(batch, 0.0), decoding_s(row))
-        for label in seconds.keys() - {self._baseline} if self._baseline in seconds else ():
-            baseline_s, own_s = self._seconds.get(label, (0.0, 0.0))
-            baseline_s, own_s = baseline_s + sum(seconds[self._baseline].values()), own_s + sum(seconds[label].values())
-            self._seconds[label] = baseline_s, own_s
-
-    def ratios(self) -> dict[str, float]:
-        """By label, in no order; empty before the first whole round."""
-        return {label: baseline_s / own_s for label, (baseline_s, own_s) in self._seconds.items() if own_s > 0}
 
 
 @dataclass
@@ -92,7 +61,6 @@ class Session:
 
     def __post_init__(self) -> None:
         self._stored = {row_key(row): row for row in self.writer.stored.rows}
-        self._speedups = SpeedupsSoFar(self.plan.labels[0])
         self.total = len(self.plan)
 
     def measure(self, most_warm_up_rounds: int) -> None:
@@ -103,8 +71,6 @@ class Session:
             self._warm_up(most_warm_up_rounds)
         for jobs in self.plan.by_batch():
             rows = ChainMap({}, self._stored)  # new rows are kept only as long as their batch
-            for attempt in self._stored_attempts(jobs):
-                self._speedups.add(rows_of(attempt, rows))
             if self._is_due(jobs, rows):
                 self._measure_batch(jobs, rows)
             self.lost += sum(not self.plan.is_recovered(planned, rows) for planned in rounds(jobs))
@@ -115,16 +81,15 @@ class Session:
     def _next_attempt(self, planned: Round, rows: Mapping[RowKey, Row]) -> Round | None:
         return self.plan.next_attempt(planned, rows, self.watch is not None and not self.watch.lasts)
 
-    def _stored_attempts(self, jobs: Sequence[Job]) -> Iterator[Round]:
-        return chain.from_iterable(self.plan.attempts(planned, self._stored) for planned in rounds(jobs))
-
     def _teach_watch(self) -> None:
         """Show the watch the undisturbed rounds of the file: without them, a load that still lasts would be usual."""
         if self.watch is None:
             return
         warm_up = map(self.plan.warm_up, range(1, self._warm_ups_stored() + 1))
         stored_warm_up = (each for each in warm_up if all(job[0].key in self._stored for job in each))
-        for attempt in chain(stored_warm_up, chain.from_iterable(map(self._stored_attempts, self.plan.by_batch()))):
+        planned = (each for jobs in self.plan.by_batch() for each in rounds(jobs))
+        stored = chain.from_iterable(self.plan.attempts(each, self._stored) for each in planned)
+        for attempt in chain(stored_warm_up, stored):
             if not any(row.invalid for row in rows_of(attempt, self._stored)):
                 for job in attempt:
                     self.watch.observe(rows_of((job,), self._stored), ends_round=job is attempt[-1])
@@ -141,7 +106,7 @@ class Session:
 
     def _measure_round(self, attempt: Round, rows: MutableMapping[RowKey, Row]) -> None:
         """Measure what the file lacks of an attempt, and recall the rest of it."""
-        # Of a round that is stored as a whole, `measure` and `_teach_watch` have taken the times.
+        # Of a round that is stored as a whole, `_teach_watch` has taken the times.
         is_whole = all(job[0].key in rows for job in attempt)
         for job in attempt:
             ends_round = job is attempt[-1]
@@ -153,8 +118,6 @@ class Session:
                 self.measurer.recall(task, rows[task.key])
             if self.watch is not None and not is_whole:
                 self.watch.observe(rows_of((job,), rows), ends_round=ends_round)
-        if not is_whole:
-            self._speedups.add(rows_of(attempt, rows))
 
     def _measure(self, job: Job, ends_round: bool, before: list[Row]) -> tuple[Row, ...]:
         """Measure, write and report a job of a round that has the rows `before`."""
@@ -167,7 +130,7 @@ class Session:
         self.done += len(rows)
         self.measured += len(rows)
         self.failed += sum(row.error is not None for row in rows)
-        self.report(Progress(self.done, self.total, job[0].label, speedups=self._speedups.ratios()))
+        self.report(Progress(self.done, self.total, job[0].label))
         return rows
 
     def _warm_up(self, most_rounds: int) -> None:

@@ -11,10 +11,10 @@ from benchctl.options import setting
 if TYPE_CHECKING:
     from benchctl.records.schema import Mode
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-WEIGHTS = ("auto", "float16")
-DEVICES = ("auto", "cpu", "cuda")
-SOURCES = ("auto", "published", "embedded")
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Weights = Literal["auto", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+Source = Literal["auto", "published", "embedded"]
 LongPrompts = Literal["error", "skip", "cut"]
 
 BENCH_FLAGS = ("--suite", "--bench", "-b")
@@ -35,10 +35,9 @@ class PromptSettings:
     limit: int | None = setting(
         None, "Only N prompts of each suite, of each category as many.  [default: all]", least=1, metavar="N"
     )
-    source: str = setting(
+    source: Source = setting(
         "auto",
         "published: only the published prompts. embedded: only the embedded sample. auto: the sample as fallback.",
-        choices=SOURCES,
     )
     long_prompts: LongPrompts = setting(
         "error", "Prompts longer than the target's context: refuse the run, skip them, or keep their last tokens."
@@ -54,14 +53,13 @@ class ModelSettings:
 
     target: str = setting("", TARGET_HELP, flags=("--model",), metavar=_MODEL)
     draft: str = setting("", DRAFT_HELP, flags=("--draft-model",), metavar=_MODEL)
-    dtype: str = setting("auto", "Number format; auto: float32 on a CPU, bfloat16 on a GPU.", choices=DTYPES)
-    device: str = setting("auto", "Where to run; auto: a GPU if there is one.", choices=DEVICES)
+    dtype: Dtype = setting("auto", "Number format; auto: float32 on a CPU, bfloat16 on a GPU.")
+    device: Device = setting("auto", "Where to run; auto: a GPU if there is one.")
     threads: int = setting(1, "CPU threads of torch. 1 gives the least noise.", least=1)
-    weights: str = setting(
+    weights: Weights = setting(
         "auto",
         "Number format of weight matrices; auto: as --dtype. float16: half the memory traffic of float32 on a CPU. "
         "Arithmetic stays in float32. It is another target: its answers may differ.",
-        choices=WEIGHTS,
     )
 
 
@@ -100,7 +98,7 @@ class RepeatSettings:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """All settings of a run. `out` None means a new file in `folder`, named after suite, label and time."""
+    """All settings of a run. `out` None means a new file in `results/`, named after suite, label and time."""
 
     methods: tuple[str, ...] = setting(
         (),
@@ -126,7 +124,6 @@ class RunSettings:
     out: Path | None = setting(None, "Results file.  [default: results/<suite>-<label>-<time>.jsonl]", metavar="FILE")
     resume: bool = setting(False, "Continue --out: measure only what it lacks.")
     command: tuple[str, ...] = ()
-    folder: Path = Path("results")
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, overload
 
-from benchctl.errors import InvalidData
+from benchctl.errors import InvalidData, UserError
 from benchctl.records.labels import current_label
 from benchctl.records.schema import SCHEMA_VERSION, Exactness, MethodInfo, Mode, Row, Run, from_line
 
@@ -126,6 +126,26 @@ def _problem(run: Run, exactness: Mapping[str, Exactness], suites: set[str], row
     if (layers := sum(row.layers)) > target.layers * tokens and is_bounded:
         return f"{layers} layers for {tokens} tokens of a target of {target.layers} layers."
     return ""
+
+
+def read_file(path: Path) -> bytes:
+    """Raises UserError for a file that cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
+
+
+def whole_lines(path: Path) -> tuple[list[bytes], tuple[str, ...]]:
+    """The lines of a file that judging appends to, and a notice if a kill tore the last one, which is then left out.
+
+    A last line that lacks only its newline is whole. Raises UserError for a file that cannot be read.
+    """
+    lines = read_file(path).splitlines(keepends=True)
+    if not lines or lines[-1].endswith(b"\n") or is_json(lines[-1]):
+        return lines, ()
+    notice = f"{path}:{len(lines)}: the last line is torn (its judging was killed, or goes on) and is left out."
+    return lines[:-1], (notice,)
 
 
 def index(path: Path) -> "array[int]":

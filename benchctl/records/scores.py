@@ -11,9 +11,9 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta
 
-from benchctl.errors import InvalidData, UserError
+from benchctl.errors import InvalidData
 from benchctl.records.labels import current_label
-from benchctl.records.reader import is_json, valid
+from benchctl.records.reader import valid, whole_lines
 from benchctl.records.schema import Amount, Count, not_finite, to_line
 from benchctl.records.writer import LineFile
 
@@ -177,14 +177,7 @@ def read_scores(path: Path | str) -> ScoreFile:
     is of a newer version, cannot be true (see Score) or is there twice though it could be read.
     """
     path = Path(path)
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
-    notices: tuple[str, ...] = ()
-    if lines and not lines[-1].endswith(b"\n") and not is_json(lines[-1]):
-        notices = (f"{path}:{len(lines)}: the last line is torn (its judging was killed, or goes on) and is left out.",)
-        lines.pop()
+    lines, notices = whole_lines(path)
     by_key: dict[ScoreKey, Score] = {}
     lines_of: dict[ScoreKey, int] = {}
     for number, line in enumerate(lines, 1):

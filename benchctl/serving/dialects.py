@@ -193,7 +193,6 @@ class LlamaCppDialect(Dialect):
             last.get("tokens_evaluated"),
             timings.get("cache_n"),
             last.get("tokens_predicted"),
-            {name: timings[f"{name}_ms"] / 1e3 for name in ("prompt", "predicted") if f"{name}_ms" in timings},
         )
 
 

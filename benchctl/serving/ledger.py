@@ -54,8 +54,7 @@ def settle(
         ),
         step_s=tuple(step_s) if known.each is not None else (),
         layers=(),
-        counters={f"engine_{name}_s": seconds for name, seconds in answer.own_s.items()}
-        | ({"wrong_counts": 1.0} if is_wrong else {}),
+        counters={"wrong_counts": 1.0} if is_wrong else {},
         reported=Reported(arrived_s, tuple(sizes), known.each is not None, known.steps, known.drafted, known.accepted),
     )
 

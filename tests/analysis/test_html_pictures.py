@@ -11,7 +11,7 @@ from pages import usual_groups, usual_page
 from benchctl.analysis.html.page import MAIN, embedded, other_pictures, picture
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.catalogue import Request, helps, plot
-from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.style import SIZES
 
 
 def _texts(document: str) -> list[str]:
@@ -22,7 +22,7 @@ def test_the_page_has_the_picture_that_plot_draws() -> None:
     groups = usual_groups()
     found = picture(MAIN, groups[0], "g1-")
     assert found.problem == "" and found.svg in usual_page()
-    assert _texts(found.svg) == _texts(svg(plot(MAIN).draw(groups, Request(style_of())).figure))
+    assert _texts(found.svg) == _texts(svg(plot(MAIN).draw(groups, Request(SIZES["screen"])).figure))
 
 
 @pytest.mark.slow

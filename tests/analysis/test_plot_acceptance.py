@@ -14,7 +14,7 @@ from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots.acceptance import accepted, drafting
-from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.style import SIZES
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
@@ -88,42 +88,42 @@ def test_shares_are_those_of_the_steps_one_by_one(tmp_path: Path, label: str) ->
 def test_only_the_methods_asked_for_are_drawn_and_those_that_draft_nothing_are_refused(tmp_path: Path) -> None:
     groups, out = usual_groups(tmp_path), tmp_path / "plot.svg"
     assert drafting(groups) == (DRAFTED, OTHER)
-    unasked = write_picture("acceptance", groups, out, style_of())
+    unasked = write_picture("acceptance", groups, out, SIZES["screen"])
     assert not any(EXITING in note for note in unasked)
-    notes = write_picture("acceptance", groups, out, style_of(), methods=["medusa", "early_exit"])
+    notes = write_picture("acceptance", groups, out, SIZES["screen"], methods=["medusa", "early_exit"])
     assert any(note.startswith(f"{EXITING}: ") for note in notes)
     assert "medusa" in texts(out) and "two_model" not in texts(out)
     with refused("no_drafts", "early_exit", "two_model", "medusa"):
-        write_picture("acceptance", groups, out, style_of(), methods=["early_exit"])
+        write_picture("acceptance", groups, out, SIZES["screen"], methods=["early_exit"])
     nothing = groups_of(tmp_path, [baseline_row(), exiting_row()], RUN, "nothing")
     with refused("no_drafts", "nothing.jsonl"):
-        write_picture("acceptance", nothing, out, style_of())
+        write_picture("acceptance", nothing, out, SIZES["screen"])
 
 
 def test_more_methods_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     answers = {f"two_model[draft_tokens={number}]": chance_steps(number, 3) for number in range(1, 10)}
     groups = groups_of(tmp_path, rows_of(answers), run_of(*answers))
     with refused("too_many_methods", "9 methods", "8", "1 more", "--method"):
-        write_picture("acceptance", groups, tmp_path / "plot.png", style_of())
-    write_picture("acceptance", groups, tmp_path / "plot.png", style_of(), methods=list(answers)[:2])
+        write_picture("acceptance", groups, tmp_path / "plot.png", SIZES["screen"])
+    write_picture("acceptance", groups, tmp_path / "plot.png", SIZES["screen"], methods=list(answers)[:2])
 
 
 def test_a_group_without_drafts_is_left_out_and_named(tmp_path: Path) -> None:
     with_drafts = usual_groups(tmp_path)[0].files[0]
     without = read(write(tmp_path / "plain.jsonl", [baseline_row(), exiting_row()], replace(RUN, threads=2)))
-    notes = write_picture("acceptance", compare([with_drafts, without]), tmp_path / "plot.png", style_of())
+    notes = write_picture("acceptance", compare([with_drafts, without]), tmp_path / "plot.png", SIZES["screen"])
     assert any("plain.jsonl" in note for note in notes)
 
 
 def test_each_method_has_axes_with_its_colour_bars_for_steps_and_a_line_for_positions(tmp_path: Path) -> None:
     (group,) = usual_groups(tmp_path)
-    figure = figure_of("acceptance", [group], style_of())
+    figure = figure_of("acceptance", [group], SIZES["screen"])
     for axes, label in zip(figure.axes, ANSWERS, strict=True):
         (found,) = accepted(1, group, [label])
         heights = [patch.get_height() for patch in axes.patches]  # type: ignore[attr-defined]
         assert heights == pytest.approx([estimate.value for estimate in found.histogram])
         expected = [[at, each.value] for at, each in enumerate(found.conditional, 1) if each.interval]
-        own = [line for line in axes.lines if line.get_color() == style_of().colour_of(label)]
+        own = [line for line in axes.lines if line.get_color() == SIZES["screen"].colour_of(label)]
         assert any(np.asarray(line.get_xydata()).tolist() == expected for line in own)
 
 
@@ -132,7 +132,7 @@ def test_a_position_that_too_few_drafts_reach_for_an_interval_is_left_out(tmp_pa
     groups = groups_of(tmp_path, rows_of({OTHER: ANSWERS[OTHER][:1]}), run_of(OTHER))
     (found,) = accepted(1, groups[0], [OTHER])
     assert all(each.interval is None for each in (*found.conditional, *found.histogram))
-    (axes,) = figure_of("acceptance", groups, style_of()).axes
+    (axes,) = figure_of("acceptance", groups, SIZES["screen"]).axes
     assert not any(np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any() for line in axes.lines)
 
 
@@ -141,7 +141,7 @@ def test_a_position_that_too_few_drafts_reach_for_an_interval_is_left_out(tmp_pa
 def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
     long = "early_exit[mode=draft,head=trained,threshold=0.5,exits=4,draft_tokens=2]"
     answers = ANSWERS | {long: chance_steps(3, 2)}
-    groups, style = groups_of(tmp_path, rows_of(answers), run_of(*answers)), style_of(size)
+    groups, style = groups_of(tmp_path, rows_of(answers), run_of(*answers)), SIZES[size]
     write_picture("acceptance", groups, tmp_path / f"plot{ending}", style)
     figure = figure_of("acceptance", groups, style)
     assert_readable(figure, style)

@@ -12,7 +12,7 @@ from refusals import refused
 
 from benchctl.analysis.comparison import by_suite, compare
 from benchctl.analysis.plots.axes import new_panels
-from benchctl.analysis.plots.style import settings, shown_labels, style_of, three_digits
+from benchctl.analysis.plots.style import SIZES, settings, shown_labels, three_digits
 from benchctl.records.writer import read
 
 LABEL = "two_model[draft_tokens=6,confidence=0.5]"
@@ -38,16 +38,16 @@ def test_a_column_has_room_for_one_panel(tmp_path: Path) -> None:
     runs = [replace(RUN, threads=threads) for threads in (1, 2)]
     files = [read(write(tmp_path / f"{run.threads}.jsonl", usual_rows(1), run)) for run in runs]
     groups = compare(files)
-    new_panels(groups, ["a", "b"], style_of(), [1, 1])
-    new_panels(groups[:1], ["a"], style_of(size="column"), [1])
+    new_panels(groups, ["a", "b"], SIZES["screen"], [1, 1])
+    new_panels(groups[:1], ["a"], SIZES["column"], [1])
     with refused("too_many_panels", "2", "1"):
-        new_panels(groups, ["a", "b"], style_of(size="column"), [1, 1])
+        new_panels(groups, ["a", "b"], SIZES["column"], [1, 1])
 
 
 def test_settings_that_panels_share_stand_above_the_first_only(tmp_path: Path) -> None:
     rows = [replace(row, suite=suite) for suite in ("koala", "mt-bench") for row in usual_rows(1)]
     groups = by_suite(compare([read(write(tmp_path / "a.jsonl", rows, replace(RUN, suites=(KOALA, MT_BENCH))))]))
-    figure, panels = new_panels(groups, ["first", "second"], style_of(), [1, 2], columns=2)
+    figure, panels = new_panels(groups, ["first", "second"], SIZES["screen"], [1, 2], columns=2)
     words = [" ".join(text.get_text().split()) for text in figure.findobj(Text)]
     assert [word for word in words if word] == [
         "first",

@@ -14,7 +14,7 @@ from refusals import refused
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.speed import TPOT, TTFT
 from benchctl.analysis.plots.latency import latencies
-from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.style import SIZES
 from benchctl.records.schema import Row, Run, Totals
 from benchctl.records.writer import read
 
@@ -71,7 +71,7 @@ def test_an_answer_of_one_token_has_no_time_per_token(tmp_path: Path) -> None:
 def test_the_numbers_beside_the_boxes_are_the_median_and_the_95th_percentile(tmp_path: Path) -> None:
     """By numpy, of the rows: in ms, three digits."""
     rows, out = varied(), tmp_path / "plot.svg"
-    assert write_picture("latency", groups_of(tmp_path, rows), out, style_of()) == ()
+    assert write_picture("latency", groups_of(tmp_path, rows), out, SIZES["screen"]) == ()
     found = texts(out)
     for label in LABELS:
         times = [1e3 * sum(row.step_s) / sum(row.committed) for row in rows if row.label == label]
@@ -85,27 +85,27 @@ def test_times_of_other_magnitudes_stand_on_a_logarithmic_axis_that_says_so(tmp_
         for row in varied()
     ]
     out = tmp_path / "plot.svg"
-    write_picture("latency", groups_of(tmp_path, rows), out, style_of())
+    write_picture("latency", groups_of(tmp_path, rows), out, SIZES["screen"])
     assert texts(out).splitlines().count("logarithmic") == 1  # TTFT is not
 
 
 def test_few_generations_have_no_95th_percentile(tmp_path: Path) -> None:
     """Of 19 answers it is hardly more than the slowest one."""
     out = tmp_path / "plot.svg"
-    (note,) = write_picture("latency", groups_of(tmp_path, varied(19)), out, style_of())
+    (note,) = write_picture("latency", groups_of(tmp_path, varied(19)), out, SIZES["screen"])
     assert note.startswith(f"{', '.join(LABELS)}: ") and "--repeats" in note
     assert texts(out).count(" · –") == 6
-    assert write_picture("latency", groups_of(tmp_path, varied(20), name="more"), out, style_of()) == ()
+    assert write_picture("latency", groups_of(tmp_path, varied(20), name="more"), out, SIZES["screen"]) == ()
     assert texts(out).count(" · –") == 0
 
 
 def test_only_the_methods_asked_for_are_drawn(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
     groups = groups_of(tmp_path, varied())
-    write_picture("latency", groups, out, style_of(), methods=["two_model", BASELINE])
+    write_picture("latency", groups, out, SIZES["screen"], methods=["two_model", BASELINE])
     assert "two_model" in texts(out) and EXITING not in texts(out)
     with refused("unknown_method", "medusa", "autoregressive two_model"):
-        write_picture("latency", groups, out, style_of(), methods=["medusa"])
+        write_picture("latency", groups, out, SIZES["screen"], methods=["medusa"])
 
 
 @pytest.mark.slow
@@ -115,17 +115,17 @@ def test_too_many_methods_or_groups_are_refused_with_what_to_do(tmp_path: Path) 
     run = replace(RUN, methods=(RUN.methods[0], *map(method, labels)))
     groups = groups_of(tmp_path, [*(row for row in usual_rows(2) if row.label == BASELINE), *rows], run)
     with refused("too_many_methods", "17 methods", "16", "--method", "autoregressive"):
-        write_picture("latency", groups, tmp_path / "plot.png", style_of())
+        write_picture("latency", groups, tmp_path / "plot.png", SIZES["screen"])
     apart = [read(write(tmp_path / f"{seed}.jsonl", usual_rows(2), replace(RUN, threads=seed))) for seed in range(1, 8)]
     with refused("too_many_panels", "7 panels", "6"):
-        write_picture("latency", compare(apart), tmp_path / "plot.png", style_of())
+        write_picture("latency", compare(apart), tmp_path / "plot.png", SIZES["screen"])
 
 
 def test_answers_without_the_baselines_are_refused_for_that_reason(tmp_path: Path) -> None:
     """It said that no generation has times, of files in which all of them do."""
     groups = groups_of(tmp_path, [row for row in varied(2) if row.label != BASELINE])
     with refused("no_baseline_answers", "run.jsonl"):
-        write_picture("latency", groups, tmp_path / "plot.png", style_of())
+        write_picture("latency", groups, tmp_path / "plot.png", SIZES["screen"])
 
 
 def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:
@@ -136,13 +136,13 @@ def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:
     ]  # fmt: skip
     with refused("no_times"):
         write_picture(
-            "latency", groups_of(tmp_path, rows, replace(RUN, imported="x")), tmp_path / "plot.png", style_of()
+            "latency", groups_of(tmp_path, rows, replace(RUN, imported="x")), tmp_path / "plot.png", SIZES["screen"]
         )
 
 
 @pytest.mark.parametrize(("size", "ending"), LOOKS)
 def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
-    groups, style = groups_of(tmp_path, varied(10)), style_of(size)
+    groups, style = groups_of(tmp_path, varied(10)), SIZES[size]
     write_picture("latency", groups, tmp_path / f"plot{ending}", style)
     figure = figure_of("latency", groups, style)
     assert_readable(figure, style)

@@ -43,12 +43,12 @@ from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREE
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis, default_axis
 from benchctl.analysis.plots.pareto import items_of, panel_of
-from benchctl.analysis.plots.style import SIZES, Style, style_of
+from benchctl.analysis.plots.style import SIZES, Style
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
-SCREEN = style_of()
-STYLES = [style_of(size) for size in SIZES]
+SCREEN = SIZES["screen"]
+STYLES = list(SIZES.values())
 SLOW = "lookahead"  # exact, and slower than the baseline
 STEPS = {DRAFTED: 1.2, SLOW: 1.5}  # seconds; the baseline's take 1, early_exit's 0.5
 
@@ -221,7 +221,7 @@ def test_names_of_a_few_methods_cover_nothing(style: Style) -> None:
 
 @pytest.mark.slow
 def test_panels_of_suites_share_one_key_and_their_axes() -> None:
-    style, groups = style_of(), by_suite(many(2))
+    style, groups = SIZES["screen"], by_suite(many(2))
     figure = pareto(groups, style)
     check_words(figure, style)
     assert len(set(key(figure))) == len(key(figure))

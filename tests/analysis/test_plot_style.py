@@ -11,7 +11,7 @@ from fixtures_pictures import contrast, linear
 from pictures import texts
 
 from benchctl.analysis.plots.axes import dress, new_figure, save
-from benchctl.analysis.plots.style import SIZES, style_of
+from benchctl.analysis.plots.style import SIZES
 
 # What readers see who lack the cones for red (protanopia) or green (deuteranopia): matrices of linear RGB at severity 1
 # in Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009).
@@ -37,7 +37,7 @@ def lab(colour: str, eyes: str) -> np.ndarray:
 def test_text_and_colours_stand_out_from_the_ground() -> None:
     """WCAG 2.2, 1.4.3 and 1.4.11: 4.5 for text, 3 for what a picture needs to be understood. Faded bars are still
     seen."""
-    style = style_of()
+    style = SIZES["screen"]
     assert contrast(style.ink, style.ground) > 12
     assert contrast(style.muted, style.ground) >= 4.5
     assert all(contrast(colour, style.ground) >= 3 for colour in style.colours)
@@ -48,14 +48,14 @@ def test_text_and_colours_stand_out_from_the_ground() -> None:
 @pytest.mark.parametrize("eyes", EYES)
 def test_colours_are_told_apart_by_eyes_that_lack_a_cone(eyes: str) -> None:
     """A difference of 2 in CIELAB is seen side by side; thin lines far from their key need many times that."""
-    style = style_of()
+    style = SIZES["screen"]
     seen = [lab(colour, eyes) for colour in (style.ink, *style.colours)]
     assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) >= 20
 
 
 def test_a_method_has_the_same_colour_in_every_picture() -> None:
     """Orange was prompt_lookup in one picture and all lossy methods in another."""
-    style = style_of()
+    style = SIZES["screen"]
     built_in = ("two_model", "prompt_lookup", "lookahead", "medusa", "early_exit", "deed", "m2r2", "skip_decode",
                 "mixture_of_depths")  # fmt: skip
     own = {style.colour_of(name) for name in built_in}
@@ -66,7 +66,7 @@ def test_a_method_has_the_same_colour_in_every_picture() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_picture_is_as_wide_as_its_place_and_its_letters_as_high_as_they_must_be(size: str) -> None:
-    style = style_of(size)
+    style = SIZES[size]
     least = {"screen": 8, "column": 7}[size]
     assert min(style.small, style.text, style.title) >= least
     figure = new_figure(style, 2.0)
@@ -89,7 +89,7 @@ def test_pictures_of_equal_data_are_equal_bytes(tmp_path: Path, ending: str) -> 
     """They once held the time of writing, so that a picture kept in git changed whenever it was drawn."""
     first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
     for path in (first, second):
-        axes = (figure := new_figure(style_of(), 2.0)).add_subplot()
+        axes = (figure := new_figure(SIZES["screen"], 2.0)).add_subplot()
         axes.plot([1, 2], [3, 4], "o--")
         save(figure, path)
     assert first.read_bytes() == second.read_bytes()
@@ -98,7 +98,7 @@ def test_pictures_of_equal_data_are_equal_bytes(tmp_path: Path, ending: str) -> 
 
 def test_text_stays_text_and_dollars_stay_dollars(tmp_path: Path) -> None:
     """A label between dollar signs was set as a formula, and one with a broken formula was an error."""
-    axes = (figure := new_figure(style_of(), 2.0)).add_subplot()
+    axes = (figure := new_figure(SIZES["screen"], 2.0)).add_subplot()
     axes.set_title(r"costs $5, or $\frac{")
     axes.set_xticks([0, 1], ["$a$", "b"])
     save(figure, tmp_path / "a.svg")

@@ -16,7 +16,7 @@ from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.style import SIZES
 from benchctl.analysis.plots.sweep import significant, sweeps
 from benchctl.records.schema import Exactness, MethodInfo, Row, Scalar
 from benchctl.records.writer import read
@@ -118,10 +118,10 @@ def test_the_first_method_that_was_swept_is_drawn_and_the_others_are_named(tmp_p
     lookahead = [(info("lookahead", {"ngram": ngram}), 1.0) for ngram in (3, 4)]
     groups = measured(tmp_path, [(info("medusa", {"heads": 2}), 1.0), *DRAFTING, *lookahead])
     assert sweeps(groups)[0].name == "two_model"
-    (note,) = write_picture("sweep", groups, tmp_path / "a.png", style_of())
+    (note,) = write_picture("sweep", groups, tmp_path / "a.png", SIZES["screen"])
     assert "two_model" in note and "--method lookahead" in note
     assert sweeps(groups, ["lookahead"])[0].name == "lookahead"
-    assert write_picture("sweep", groups, tmp_path / "b.png", style_of(), methods=["lookahead"]) == ()
+    assert write_picture("sweep", groups, tmp_path / "b.png", SIZES["screen"], methods=["lookahead"]) == ()
     with refused("not_swept", "medusa", "--sweep"):
         sweeps(groups, ["medusa"])
 
@@ -129,7 +129,7 @@ def test_the_first_method_that_was_swept_is_drawn_and_the_others_are_named(tmp_p
 def test_labels_that_differ_in_more_than_one_option_are_said_to_show_no_effect_of_it(tmp_path: Path) -> None:
     """Two unlike versions of a method, each a point alone, were drawn as a sweep of the first number they differ in."""
     groups = measured(tmp_path, [(drafts(2, 0.0), 1.0), (drafts(4, 0.5), 1.0)])
-    (note,) = write_picture("sweep", groups, tmp_path / "a.png", style_of())
+    (note,) = write_picture("sweep", groups, tmp_path / "a.png", SIZES["screen"])
     assert "two_model" in note and "draft_tokens alone" in note
 
 
@@ -157,16 +157,16 @@ def test_a_mark_is_hollow_where_speed_does_not_differ_from_the_baseline(
     """Half as many steps of 2 s take as long as the baseline's."""
     run = [(drafts(tokens, 0.0), step_s) for tokens in (2, 4)]
     rows = [replace(row, step_s=(step_s + 0.1 * (-1) ** int(row.prompt_id[1:]),) * 4) for row in drafting_rows(run)]
-    speed, _ = figure_of("sweep", groups_of(tmp_path, [method for method, _ in run], rows), style_of()).axes
+    speed, _ = figure_of("sweep", groups_of(tmp_path, [method for method, _ in run], rows), SIZES["screen"]).axes
     marks = [line for line in speed.lines if len(line.get_xydata()) == 1]  # type: ignore[arg-type]
     assert len(marks) == 2
-    assert sum(line.get_markerfacecolor() == style_of().ground for line in marks) == hollow
+    assert sum(line.get_markerfacecolor() == SIZES["screen"].ground for line in marks) == hollow
 
 
 def test_each_point_has_its_interval_as_a_bar_and_bars_of_lines_stand_apart(tmp_path: Path) -> None:
     """Four bands on each other were a grey from which nothing could be read."""
     groups = drafting_groups(tmp_path)
-    speed, _ = figure_of("sweep", groups, style_of()).axes
+    speed, _ = figure_of("sweep", groups, SIZES["screen"]).axes
     (found,) = sweeps(groups)
     bars = [bar for each in speed.containers for bar in each.lines[2][0].get_segments()]  # type: ignore[attr-defined]
     intervals = [method.estimate(SPEEDUP).interval for line in found.lines for method in line.points.values()]
@@ -178,13 +178,13 @@ def test_each_point_has_its_interval_as_a_bar_and_bars_of_lines_stand_apart(tmp_
 def test_more_lines_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
     groups = measured(tmp_path, [(drafts(tokens, place / 10), 1.0) for tokens in (2, 4) for place in range(9)])
     with refused("too_many_lines", "9 lines by draft_tokens", "8", "--method", "--by"):
-        write_picture("sweep", groups, tmp_path / "plot.png", style_of(), by="draft_tokens")
-    write_picture("sweep", groups, tmp_path / "plot.png", style_of())  # by confidence: two lines
+        write_picture("sweep", groups, tmp_path / "plot.png", SIZES["screen"], by="draft_tokens")
+    write_picture("sweep", groups, tmp_path / "plot.png", SIZES["screen"])  # by confidence: two lines
 
 
 @pytest.mark.parametrize(("size", "ending"), LOOKS)
 def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
-    groups, style = drafting_groups(tmp_path), style_of(size)
+    groups, style = drafting_groups(tmp_path), SIZES[size]
     write_picture("sweep", groups, tmp_path / f"plot{ending}", style)
     figure = figure_of("sweep", groups, style)
     assert_readable(figure, style)

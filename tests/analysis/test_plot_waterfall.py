@@ -15,7 +15,7 @@ from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
-from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.style import SIZES
 from benchctl.analysis.plots.waterfall import Waterfall, waterfalls
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
@@ -162,7 +162,7 @@ def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refu
     assert note.startswith(EXITING) and "--profile" in note
     free = groups_of(file_of(row for row in rows if row.mode == "free"))
     with refused("not_profiled", "--profile"):
-        write_picture("waterfall", free, tmp_path / "plot.png", style_of())
+        write_picture("waterfall", free, tmp_path / "plot.png", SIZES["screen"])
 
 
 def test_the_fastest_method_comes_first_and_small_changes_have_no_row(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_fastest_method_comes_first_and_small_changes_have_no_row(tmp_path: 
     assert (drafted.label, exiting.label) == (DRAFTED, EXITING) and drafted.speedup.value > exiting.speedup.value
     assert [bar.name for bar in exiting.visible] == [BASELINE, "less target work", "longer passes", "host", "method"]
     out = tmp_path / "plot.svg"
-    assert write_picture("waterfall", [group], out, style_of()) == ()
+    assert write_picture("waterfall", [group], out, SIZES["screen"]) == ()
     found = texts(out)
     for text in ("two_model", "2.35x [2.35, 2.35]", "less target work", "−7500", "+250", "4250"):
         assert text in found, text
@@ -183,7 +183,7 @@ def test_the_fastest_method_comes_first_and_small_changes_have_no_row(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "ending"), LOOKS)
 def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
-    groups, style = groups_of(noisy_file(random.Random(0))), style_of(size)
+    groups, style = groups_of(noisy_file(random.Random(0))), SIZES[size]
     write_picture("waterfall", groups, tmp_path / f"plot{ending}", style)
     figure = figure_of("waterfall", groups, style)
     assert_readable(figure, style)
@@ -195,5 +195,5 @@ def test_more_methods_than_there_is_room_for_are_refused(tmp_path: Path) -> None
     run = replace(RUN, methods=(RUN.methods[0], *(replace(RUN.methods[1], label=label) for label in labels)))
     groups = groups_of(file_of([*both(BASELINE, [PLAIN] * TOKENS), *rows], run))
     with refused("too_many_methods", "5 methods", "4", "--method"):
-        write_picture("waterfall", groups, tmp_path / "plot.png", style_of(size="column"))
-    write_picture("waterfall", groups, tmp_path / "plot.png", style_of(size="column"), methods=labels[:1])
+        write_picture("waterfall", groups, tmp_path / "plot.png", SIZES["column"])
+    write_picture("waterfall", groups, tmp_path / "plot.png", SIZES["column"], methods=labels[:1])

@@ -11,7 +11,7 @@ from refusals import refused
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots.axes import check_image
 from benchctl.analysis.plots.pareto import LOOKS
-from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.style import SIZES
 from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
@@ -37,7 +37,7 @@ def _sweep(tmp_path: Path, count: int) -> tuple[Group, ...]:
 def test_a_sweep_has_one_name_and_one_line_in_the_key(tmp_path: Path, count: int) -> None:
     """Of 23 labels in one plot none could be read, and once 13 of them were left out without a number."""
     out = tmp_path / "plot.svg"
-    write_picture("pareto", _sweep(tmp_path, count), out, style_of())
+    write_picture("pareto", _sweep(tmp_path, count), out, SIZES["screen"])
     lines = texts(out).splitlines()
     assert f"early_exit 1: min_exit=2 threshold 0.01 to 0.{count:02d}" in lines
     assert lines.count("early_exit 1") == 1 and not any("threshold=" in line for line in lines)
@@ -49,7 +49,7 @@ def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> No
         "pareto",
         _groups(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))),
         out,
-        style_of(),
+        SIZES["screen"],
     )
     assert "koala (embedded): 20 prompts" in texts(out)
 
@@ -58,10 +58,10 @@ def test_exact_match_can_stand_for_fidelity_where_answers_can_be_checked(tmp_pat
     rows = [replace(row, text="5" if row.label == EXITING and row.prompt_id < "p15" else "4") for row in usual_rows()]
     checked = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(20)}),))
     out = tmp_path / "plot.svg"
-    write_picture("pareto", _groups(tmp_path, rows, checked), out, style_of(), quality="exact")
+    write_picture("pareto", _groups(tmp_path, rows, checked), out, SIZES["screen"], quality="exact")
     assert "exact match on 20 prompts" in texts(out) and "token agreement" not in texts(out)
     with refused("no_fidelity", "--bench tasks"):
-        write_picture("pareto", _groups(tmp_path, rows), out, style_of(), quality="exact")
+        write_picture("pareto", _groups(tmp_path, rows), out, SIZES["screen"], quality="exact")
 
 
 def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(tmp_path: Path) -> None:
@@ -69,14 +69,14 @@ def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(t
     partly = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(5)}),))
     with refused("prompts_differ", "5 of 20"):
         write_picture(
-            "pareto", _groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", style_of(), quality="exact"
+            "pareto", _groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", SIZES["screen"], quality="exact"
         )
 
 
 def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="lossy", first_divergence=1)]
     out = tmp_path / "plot.svg"
-    write_picture("pareto", _groups(tmp_path, rows), out, style_of())
+    write_picture("pareto", _groups(tmp_path, rows), out, SIZES["screen"])
     assert LOOKS["unproven"] in texts(out) and LOOKS["lossless"] not in texts(out)
 
 
@@ -85,7 +85,7 @@ def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
 )
 def test_the_ending_decides_the_format(tmp_path: Path, ending: str, start: bytes) -> None:
     out = tmp_path / "new folder" / f"plot.{ending}"
-    write_picture("pareto", _groups(tmp_path, usual_rows(3)), out, style_of())
+    write_picture("pareto", _groups(tmp_path, usual_rows(3)), out, SIZES["screen"])
     assert out.read_bytes().startswith(start)
 
 
@@ -94,7 +94,7 @@ def test_runs_that_are_not_comparable_get_a_panel_each(tmp_path: Path) -> None:
     two = write(tmp_path / "2.jsonl", usual_rows(3), replace(RUN, dtype="bfloat16"))
     out = tmp_path / "plot.svg"
     groups = compare([read(one), read(two)])
-    write_picture("pareto", groups, out, style_of())
+    write_picture("pareto", groups, out, SIZES["screen"])
     assert "dtype is bfloat16" in texts(out).replace("\n", " ")
 
 
@@ -105,20 +105,20 @@ def test_too_many_panels_are_refused(tmp_path: Path) -> None:
         for threads in range(1, 14)
     ]
     with refused("too_many_panels", "13 panels"):
-        write_picture("pareto", compare(files), tmp_path / "plot.png", style_of())
+        write_picture("pareto", compare(files), tmp_path / "plot.png", SIZES["screen"])
 
 
 def test_sampled_answers_cannot_be_plotted(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="sampled")]
     with refused("no_fidelity", "--temperature 0"):
         write_picture(
-            "pareto", _groups(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png", style_of()
+            "pareto", _groups(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png", SIZES["screen"]
         )
 
 
 def test_a_method_that_always_failed_is_left_out(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    write_picture("pareto", _groups(tmp_path, [baseline_row(), failed(drafted_row())]), out, style_of())
+    write_picture("pareto", _groups(tmp_path, [baseline_row(), failed(drafted_row())]), out, SIZES["screen"])
     assert DRAFTED.partition("[")[0] not in texts(out)
 
 

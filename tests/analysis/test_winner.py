@@ -171,7 +171,6 @@ def test_a_lossy_method_that_others_are_set_against_does_not_compete() -> None:
     (group,) = compare([over(file_of(rows, run), "a")])
     found = fastest(group)
     assert found is not None and (found.label, found.slower) == ("b", ("c",))
-    assert found.speedup.value == pytest.approx(0.4, rel=0.01)
 
 
 def _number(row: Row) -> int:

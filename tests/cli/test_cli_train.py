@@ -13,6 +13,7 @@ from tiny import tiny_folder
 from benchctl.cli.display import TrainingDisplay
 from benchctl.cli.train import command_line, train
 from benchctl.decoding.modules.trainable import Tally
+from benchctl.registry import TRAINABLE
 from benchctl.training.jobs import check_device
 from benchctl.training.modules.job import trainable_names
 from benchctl.training.trainer import Progress
@@ -26,6 +27,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 
 
 def test_help_lists_every_part_and_every_method_with_modules() -> None:
+    assert trainable_names() == sorted(TRAINABLE)
     printed = done("train", "--help")
     for part in ("draft", *trainable_names()):
         assert printed.count(f"\n  {part} ") == 1

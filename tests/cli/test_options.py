@@ -29,7 +29,6 @@ class Settings:
     deep: bool = setting(False, "Deep.")
     watch: bool = setting(True, "Watch.")
     out: Path | None = setting(None, "Out.")
-    mode: str = setting("x", "Mode.", choices=("x", "y"))
     hidden: int = 7
 
 
@@ -46,15 +45,13 @@ def invoke(words: str) -> Result:
 
 def test_every_field_takes_its_value_or_default_and_fields_without_a_setting_are_no_options() -> None:
     assert invoke("").stdout.strip() == repr((Settings(), 1))
-    words = "-n one --name two --count 3 --rate 1 --kind b --deep --no-watch --out a/b --mode y --other 2"
-    expected = Settings(("one", "two"), 3, Inner(1.0, "b"), True, False, Path("a/b"), "y")
+    words = "-n one --name two --count 3 --rate 1 --kind b --deep --no-watch --out a/b --other 2"
+    expected = Settings(("one", "two"), 3, Inner(1.0, "b"), True, False, Path("a/b"))
     assert invoke(words).stdout.strip() == repr((expected, 2))
     assert "--hidden" not in invoke("--help").output
 
 
-@pytest.mark.parametrize(
-    "words", ["--count 0", "--rate 0", "--rate 1.5", "--rate nan", "--kind c", "--mode z", "--count x"]
-)
+@pytest.mark.parametrize("words", ["--count 0", "--rate 0", "--rate 1.5", "--rate nan", "--kind c", "--count x"])
 def test_values_out_of_range_are_refused(words: str) -> None:
     assert invoke(words).exit_code == 2
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -14,9 +14,8 @@ from doctor_mutants import MUTANTS, ChoosesItself, Plain, Raises, RaisingReason,
 
 from benchctl import registry
 from benchctl.cli import main
-from benchctl.conformance import findings
-from benchctl.conformance.checks import OF_THE_METHOD, ON_A_TARGET, WHAT, _roles, examine
-from benchctl.conformance.findings import Deviation, Skipped, guarded
+from benchctl.conformance.checks import CHECKS, OF_THE_METHOD, ON_A_TARGET, _roles, examine
+from benchctl.conformance.findings import Finding, finding
 from benchctl.conformance.method_under_test import MethodUnderTest, answer
 from benchctl.conformance.random_models import KINDS, NEW_TOKENS, prompt_of, random_models
 from benchctl.decoding.batch import why_not_batched
@@ -32,7 +31,6 @@ MODES = (
     "deed[mode=draft,threshold=0.3]",
     "medusa[accept=typical]",
 )
-CHECKS: dict[str, Callable[..., findings.Result]] = {**OF_THE_METHOD, **ON_A_TARGET}
 
 
 def _name(value: object) -> str:
@@ -49,15 +47,15 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def _checked(check: str, label: str, folder: Path) -> object:
+def _checked(check: str, label: str, folder: Path) -> Finding:
     subject = MethodUnderTest(label, folder)
     arguments = (subject, random_models("llama")) if check in ON_A_TARGET else (subject,)
-    return guarded(partial(CHECKS[check], *arguments))
+    return finding(label, check, "", partial(CHECKS[check], *arguments))
 
 
 def test_every_check_is_shown_to_fail() -> None:
     """All but `engaged`, which only tells whether the others had something to look at."""
-    assert {*(check for check, _, _ in MUTANTS), "engaged"} == set(CHECKS) == set(WHAT)
+    assert {*(check for check, _, _ in MUTANTS), "engaged"} == set(CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -83,15 +81,14 @@ def test_what_a_method_is_for_is_seen(label: str, tmp_path: Path) -> None:
 def test_a_method_that_does_not_act_here_is_told_so(tmp_path: Path) -> None:
     """The exits of an untrained target are never sure enough: a wrong distribution of drafts once passed."""
     found = _checked("engaged", "early_exit[mode=draft]", tmp_path)
-    assert isinstance(found, Skipped)
-    assert "lower threshold" in found.reason
+    assert found.verdict == "skip" and "lower threshold" in found.detail
 
 
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(("check", "mutant", "words"), MUTANTS, ids=_name)
 def test_a_mistake_is_found_by_its_check(check: str, mutant: type[Method], words: str, tmp_path: Path) -> None:
     found = _checked(check, mutant.__name__, tmp_path)
-    assert isinstance(found, Deviation)
+    assert found.verdict == "fail"
     assert words in found.expected + found.seen and found.action
 
 
@@ -106,18 +103,17 @@ def test_what_the_mutants_spoil_passes_every_check(label: str) -> None:
 def test_a_method_that_decodes_no_batches_has_that_check_skipped_with_its_reason(tmp_path: Path) -> None:
     """It once passed what it had not been asked."""
     found = _checked("batches", "prompt_lookup", tmp_path)
-    assert isinstance(found, Skipped) and found.reason.startswith("it decodes no batches, since each sequence")
-    assert _checked("batches", "autoregressive", tmp_path) is None
+    assert found.verdict == "skip" and found.detail.startswith("it decodes no batches, since each sequence")
+    assert _checked("batches", "autoregressive", tmp_path).verdict == "pass"
 
 
 @pytest.mark.usefixtures("plugins")
 def test_a_method_that_cannot_be_replayed_is_told_why(tmp_path: Path) -> None:
     """Only `run --replay` told so, in every row of its own."""
     found = _checked("replay", "ChoosesItself", tmp_path)
-    assert isinstance(found, Skipped)
-    assert found.reason.startswith("run --replay cannot take it: the method said ")
-    assert found.reason.endswith("replay takes methods that choose by Context.pick, or draft as Speculative does")
-    assert _checked("greedy", "ChoosesItself", tmp_path) is None
+    assert found.verdict == "skip" and found.detail.startswith("run --replay cannot take it: the method said ")
+    assert found.detail.endswith("replay takes methods that choose by Context.pick, or draft as Speculative does")
+    assert _checked("greedy", "ChoosesItself", tmp_path).verdict == "pass"
 
 
 @pytest.mark.slow

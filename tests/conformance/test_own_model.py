@@ -50,7 +50,7 @@ def case(
 )
 def test_a_method_that_keeps_its_claim_passes_every_check(label: str) -> None:
     found = {each.check: each for each in verify(case(label, draws=40), "tiny")}
-    assert {name: each.verdict for name, each in found.items()} == dict.fromkeys(own_model.WHAT, "pass")
+    assert {name: each.verdict for name, each in found.items()} == dict.fromkeys(own_model.CHECKS, "pass")
     assert {each.label for each in found.values()} == {label} and found["greedy"].target == "tiny"
     assert found["greedy"].detail.startswith("48 tokens")
     assert "total variation" in found["sampled"].detail and "40 draws" in found["draws"].detail
@@ -262,12 +262,12 @@ def test_verify_prints_a_line_for_each_check_and_their_sum(here: Path) -> None:
 def test_verify_prints_json_for_programs(here: Path) -> None:
     result = invoke("--method", "prompt_lookup", "--json")
     found = json.loads(result.stdout)
-    assert [each["check"] for each in found] == list(own_model.WHAT)
+    assert [each["check"] for each in found] == list(own_model.CHECKS)
     assert {each["verdict"] for each in found} == {"pass"}
 
 
 def test_verify_exits_with_1_where_a_check_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_model, "greedy", lambda case: Deviation("this", "that", "mend it"))
+    monkeypatch.setitem(own_model.CHECKS, "greedy", lambda case: Deviation("this", "that", "mend it"))
     result = invoke("--method", "prompt_lookup")
     assert result.exit_code == 1
     assert "fail  greedy" in result.stdout and "To do: mend it." in " ".join(result.stdout.split())

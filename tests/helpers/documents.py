@@ -68,11 +68,11 @@ def check_parses(words: Sequence[str]) -> None:
 def _check_label(text: str, named: bool) -> None:
     """That a word is a label if it is `named` as one, or looks like one: `medusa[heads=2]`, `gpt[model=m]`."""
     name, bracket, _ = text.partition("[")
-    if name in registry.engine_names() and (named or bracket):
+    if name in registry.names(registry.ENGINES) and (named or bracket):
         registry.build_engine(registry.parse_label(text))
-    elif named or (bracket and name in registry.method_names()):
+    elif named or (bracket and name in registry.names(registry.METHODS)):
         registry.build(text)
-    elif bracket and name in registry.judge_names():
+    elif bracket and name in registry.names(registry.JUDGES):
         registry.build_judge(registry.parse_label(text))
 
 

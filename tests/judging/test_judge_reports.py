@@ -71,7 +71,7 @@ def test_programs_get_every_figure_of_judges(tmp_path: Path) -> None:
     methods = {method["label"]: method for method in group["suites"][0]["methods"]}
     first, _ = methods[EXITING]["judged"]
     assert (first["judge"], first["model"], first["protocol"]) == ("gpt", "gpt-4o", "pairwise")
-    assert (first["pairs"], first["asked"], first["unreadable"], first["within_margin"]) == (12, 24, 0, None)
+    assert (first["pairs"], first["asked"], first["unreadable"]) == (12, 24, 0)
     assert first["metrics"]["score_difference"]["value"] == -0.5
     lines = list(csv.DictReader(io.StringIO(_run("compare", path, "--format", "csv").stdout)))
     cells = {line["label"]: line["win[local gpt-4o pairwise]"] for line in lines}

@@ -21,8 +21,6 @@ from benchctl.analysis.judges.figures import (
     WIN,
     JudgedFigures,
 )
-from benchctl.analysis.stats.estimates import Estimate
-from benchctl.analysis.stats.intervals import Interval
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score
 from benchctl.records.writer import read
@@ -220,18 +218,6 @@ def test_judges_of_one_file_have_figures_of_their_own(tmp_path: Path) -> None:
         ("gpt gpt-4o pairwise", 1),
         ("local pairwise", -1),
     ]
-
-
-def test_the_margin_is_kept_where_the_whole_interval_lies_within(tmp_path: Path) -> None:
-    """Two prompts that tied had an interval without width, and so lay within any margin: of them nothing is said."""
-
-    def found(low: float, high: float, prompts: int = 10) -> bool | None:
-        judged = figures(tmp_path, both_orders("p0", (5, 5), (5, 5)) + both_orders("p1", (5, 5), (5, 5)))
-        estimate = Estimate(SCORE_DIFFERENCE, (low + high) / 2, Interval(low, high))
-        return replace(judged, prompts=prompts, estimates=(estimate,)).within
-
-    assert [found(*ends) for ends in ((-0.1, 0.1), (-0.2, 0.05), (-0.3, -0.2))] == [True, None, False]
-    assert found(0.0, 0.0, prompts=9) is None
 
 
 def test_scores_in_two_files_count_once(tmp_path: Path) -> None:

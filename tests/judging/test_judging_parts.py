@@ -50,7 +50,7 @@ def test_a_torn_last_line_is_cut_off_and_told(tmp_path: Path, length: int) -> No
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     cache_path(tmp_path, "gpt").write_text('{"key": 1}\n')
-    with refused("bad_reply_line", ".jsonl:1"), Cache(tmp_path, "gpt"):
+    with refused("broken_line", ".jsonl:1"), Cache(tmp_path, "gpt"):
         pass
 
 

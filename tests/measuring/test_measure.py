@@ -189,15 +189,6 @@ def test_a_baseline_that_does_not_repeat_itself_gives_a_notice(measurer: Make) -
     assert len(notices) == 1 and "plain" in notices[0] and "koala p" in notices[0]
 
 
-def test_time_is_split_into_generations_and_controls(measurer: Make) -> None:
-    """Four tokens take four seconds; verdict (0, then 1 second more) and check of the machine (1) are controls."""
-    run = measurer(lying=Lying())
-    one(run, task("plain"))
-    assert (run.timings.generations_s, run.timings.controls_s) == (4.0, 2.0)
-    one(run, task("lying"))
-    assert (run.timings.generations_s, run.timings.controls_s) == (8.0, 5.0)
-
-
 @dataclass
 class Own(Lying):
     """One whose distributions are asked for."""

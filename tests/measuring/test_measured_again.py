@@ -19,7 +19,6 @@ from benchctl.analysis.warnings import planned_rounds
 from benchctl.measuring.measure import answer_seed
 from benchctl.measuring.plan import Plan, Task
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.session import Progress
 from benchctl.measuring.validity import ENOUGH, PATIENCE, Bounds, Watch
 from benchctl.records.reader import row_key
 from benchctl.records.schema import Row
@@ -78,26 +77,6 @@ def test_a_disturbed_round_is_measured_again_as_a_further_repeat_of_all_turns_an
     assert rounds == [("p0", 0), ("p0", 1), ("p1", 0), ("p1", 1), ("p1", 3), ("p2", 0), ("p2", 1)]
     seeds = {(task.repeat, task.turn): answer_seed(task) for task in tasks if task.prompt.id == "p1"}
     assert seeds[3, 0] == seeds[1, 0] != seeds[0, 0]
-
-
-def test_the_speedup_so_far_of_a_resumed_run_includes_the_stored_retries(tmp_path: Path) -> None:
-    """A resumed run left them out while it finished the batch they belong to."""
-
-    def meet(task: Task) -> Met:
-        took_s = 2.0 + task.repeat if task.label == BASELINE else 1.0
-        return Met(LOUD if (task.prompt.id, task.repeat) in {("p0", 0), ("p0", 1)} else QUIET, took_s=took_s)
-
-    plan, path = Plan(PROMPTS[:1], LABELS, repeats=2), tmp_path / "a.jsonl"
-    whole: list[object] = []
-    resumed: list[object] = []
-    measure(path, plan, meet, watch(), whole.append)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:-1]))
-    _, measured = measure(path, plan, meet, watch(), resumed.append)
-    assert [task.repeat for task in measured] == [3]
-    last, last_resumed = whole[-1], resumed[-1]
-    assert isinstance(last, Progress) and isinstance(last_resumed, Progress)
-    assert last_resumed.speedups == last.speedups == dict.fromkeys(LABELS[1:], 4.0)
 
 
 @pytest.mark.parametrize("kind", PLANS)

@@ -1,4 +1,4 @@
-"""What is read around a generation, from instruments whose answers were chosen; the sentinel and the clock."""
+"""What is read around a generation, from instruments whose answers were chosen; the clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from benchctl.measuring.machine.host import Host, between
 from benchctl.measuring.machine.meter import (
     Instrument,
     Meter,
-    Sentinel,
     make_meter,
     memory_bandwidth_mb_s,
     watch_state,
@@ -96,13 +95,6 @@ def test_a_gpus_meter_reads_memory_and_with_a_watch_the_gpu(watch: bool, monkeyp
     assert reading.energy_j == (250.0 if watch else None)
     shown = {"sm_clock_mhz": 1980}
     assert reading.conditions.items() >= shown.items() if watch else not reading.conditions
-
-
-def test_a_sentinels_round_takes_about_a_millisecond_and_a_half_and_the_best_of_three_counts() -> None:
-    """A product takes 0.5 ms at best, so a round has three; rounds of 9, 3 and 6 ms are 1 ms a product."""
-    made_s = [0.0, 2.0, 2.0, 2.0005, 3.0, 5.0, 5.0, 6.0, 6.0, 7.0]
-    looks_s = [10.0, 10.009, 11.0, 11.003, 12.0, 12.006]
-    assert Sentinel(clock_of(*made_s, *looks_s))() == pytest.approx(1e-3)
 
 
 def test_bandwidth_is_the_bytes_of_the_fastest_pass_and_they_exceed_the_caches(tmp_path: Path) -> None:

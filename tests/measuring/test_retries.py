@@ -13,7 +13,6 @@ from fakes_sessions import LABELS, Met, row_of
 
 from benchctl.measuring.plan import MOST_RETRIES, Job, Plan, Round, Task, rounds
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.session import SpeedupsSoFar
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
 
@@ -73,18 +72,6 @@ def test_a_failed_retry_is_marked_where_another_one_follows(number: int, marked:
 def test_sessions_and_retries_need_no_torch(root: Path) -> None:
     code = "import sys, benchctl.measuring.session, benchctl.measuring.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
-
-
-def test_the_speedup_so_far_charges_a_batch_the_time_of_its_longest_row() -> None:
-    """Rows of a batch were added up, so a method whose answers end together looked slow."""
-    rows = [
-        replace(row_of(job[0], Met({}, took_s=took_s), ("p", "q")), label=job[0].label, prompt_id=prompt_id)
-        for job, times in zip(FIRST, ((10.0, 2.0), (5.0, 5.0)), strict=False)
-        for prompt_id, took_s in zip(("p", "q"), times, strict=True)
-    ]
-    speedups = SpeedupsSoFar(FIRST[0][0].label)
-    speedups.add(rows)
-    assert speedups.ratios() == {FIRST[1][0].label: pytest.approx(2.0)}
 
 
 ONE = Prompt("1", "koala", ("Hi",))

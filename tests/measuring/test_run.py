@@ -20,7 +20,6 @@ from benchctl.decoding.model.target import Target, form_sha256
 from benchctl.decoding.modules.folders import modules_sha256, save_modules
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
-from benchctl.measuring.measure import Timings
 from benchctl.measuring.run import RunSummary, run, traffic_of
 from benchctl.measuring.session import Notice, Progress, is_stable
 from benchctl.methods.medusa import Medusa
@@ -148,11 +147,6 @@ def test_the_header_has_the_hash_of_trained_modules(settings: ask.RunSettings, t
 def test_warm_up_ends_when_two_rounds_take_the_same_time() -> None:
     assert is_stable({"a": 2.00, "b": 1.00}, {"a": 1.95, "b": 1.04})
     assert not is_stable({"a": 2.00, "b": 1.50}, {"a": 1.95, "b": 1.04})
-
-
-def test_the_share_of_the_harness_is_what_neither_generations_nor_controls_took(whole: RunFile) -> None:
-    spent = Timings(generations_s=8.0, controls_s=1.5)
-    assert RunSummary(whole.run, 24, 0, 0, 1, 10.0, spent).harness_share == pytest.approx(0.05)
 
 
 def read_of(model: Any, share: float = 1.0) -> int:

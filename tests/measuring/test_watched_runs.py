@@ -110,7 +110,7 @@ def invoke(*words: str) -> Result:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """An examination whose measured figures were chosen: only how they are told is looked at."""
     seen = LoadSample(foreign_cores=1.0, waited_share=0.3, sentinel_spread=0.01)
-    monkeypatch.setattr(examinations, "_sample", lambda sentinel, host: (7.31e-5, seen))
+    monkeypatch.setattr(examinations, "_sample", lambda clock, device, host: (7.31e-5, seen))
     monkeypatch.setattr(examinations, "memory_bandwidth_mb_s", lambda clock, device: 17_708.6)
 
 

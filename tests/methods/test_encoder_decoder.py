@@ -21,7 +21,7 @@ from benchctl.decoding.modules.folders import load_modules, save_modules
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.methods.autoregressive import Autoregressive
-from benchctl.registry import build, method_names
+from benchctl.registry import METHODS, build, names
 
 KINDS = ("relu", "gated-gelu")
 SOURCE = [7, 3, 19, 3, 11, 8, 2, 19, 1]
@@ -138,7 +138,7 @@ def test_the_two_ways_of_a_near_tie_are_logits_after_prompt_and_answer() -> None
 
 def test_methods_that_do_not_know_encoders_say_so() -> None:
     target = Target(tiny_t5(), None)
-    free = {name for name in method_names() if why_unsupported(build(name), target.info) is None}
+    free = {name for name in names(METHODS) if why_unsupported(build(name), target.info) is None}
     assert {"autoregressive", "early_exit", "prompt_lookup"} <= free and not free & {"two_model", "m2r2", "medusa"}
     assert "has an encoder" in str(why_unsupported(build("m2r2"), target.info))
 

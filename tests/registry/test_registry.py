@@ -85,7 +85,7 @@ def test_what_is_no_label_is_answered_with_an_example(text: str) -> None:
 
 def test_names_come_from_files_and_from_other_distributions() -> None:
     assert registry.builtin_names() == ("misnamed", "two_step")
-    assert registry.method_names() == ("broken", "far_step", "misnamed", "two_step")
+    assert registry.names(registry.METHODS) == ("broken", "far_step", "misnamed", "two_step")
 
 
 def test_a_package_is_a_method_and_a_folder_without_init_is_none(tmp_path: Path) -> None:
@@ -97,7 +97,6 @@ def test_a_package_is_a_method_and_a_folder_without_init_is_none(tmp_path: Path)
     (tmp_path / "fake_methods" / "three_step" / "steps.py").write_text(source)
     assert registry.builtin_names() == ("misnamed", "three_step", "two_step")
     assert registry.build("three_step[heads=2]").heads == 2  # type: ignore[attr-defined]
-    assert registry.builtin_file("three_step").name == "__init__.py"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ def test_a_label_of_version_0_1_is_read_as_todays_and_the_new_one_is_printed_onc
 
 
 def test_naming_methods_imports_none_of_them_and_a_built_in_wins_over_another_distribution() -> None:
-    registry.method_names()
+    registry.names(registry.METHODS)
     assert not {"fake_methods.two_step", "elsewhere"} & set(sys.modules)
     method = registry.method_class("two_step")
     assert (method.__name__, method.__module__) == ("TwoStep", "fake_methods.two_step")

@@ -22,7 +22,7 @@ from tiny import tiny_folder
 
 from benchctl import registry
 from benchctl.cli import main
-from benchctl.conformance.checks import WHAT, examine
+from benchctl.conformance.checks import CHECKS, examine
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.records.writer import read
@@ -96,7 +96,7 @@ def test_the_commands_of_the_workflow_parse() -> None:
 @pytest.mark.usefixtures("follow")
 def test_the_distribution_of_the_page_is_a_method_like_any_other(tmp_path: Path) -> None:
     """Found by its entry point, passed by doctor but for batches, and measured: its answers are the baseline's."""
-    assert "follow" in registry.method_names() and "follow" not in registry.builtin_names()
+    assert "follow" in registry.names(registry.METHODS) and "follow" not in registry.builtin_names()
     examined = CliRunner().invoke(main, ["doctor", "--method", "follow"])
     assert examined.exit_code == 0, examined.output
     assert examined.stdout.splitlines()[-1] == "23 passed, 0 failed, 2 skipped."
@@ -122,7 +122,7 @@ def test_doctor_finds_the_mistake_that_the_page_tells_to_make(monkeypatch: pytes
 
 def test_the_page_shows_every_check_of_doctor() -> None:
     page = (DOCS / "add-a-method.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)[: len(WHAT)] == list(WHAT)
+    assert re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)[: len(CHECKS)] == list(CHECKS)
 
 
 @pytest.mark.usefixtures("bigram")

@@ -37,7 +37,7 @@ def figures_on(page: Path) -> list[str]:
 
 def labels_on(line: str) -> list[tuple[str, frozenset[str]]]:
     """Methods in a line, each with the options that it gives."""
-    known = {*registry.method_names(), *registry.engine_names()}
+    known = {*registry.names(registry.METHODS), *registry.names(registry.ENGINES)}
     pairs = [(name, [each.partition("=") for each in options.split(",")]) for name, options in LABEL.findall(line)]
     return [
         (name, frozenset(_option(key, value) for key, equals, value in options if equals))
@@ -153,7 +153,7 @@ def test_every_speedup_with_its_interval_is_of_a_kept_file(page: Path) -> None:
 @pytest.mark.slow
 def test_a_figure_of_another_label_is_found(tmp_path: Path) -> None:
     figure, of = next((figure, next(iter(of))) for figure, of in kept_figures().items() if len(of) == 1)
-    other = next(name for name in registry.method_names() if name != of[0])
+    other = next(name for name in registry.names(registry.METHODS) if name != of[0])
     (tmp_path / "page.md").write_text(f"| `{of[0]}` | {figure} |\n| `{of[0]}[no=such]` | {figure} |\n")
     assert len(foreign_figures(tmp_path / "page.md")) == 1
     (tmp_path / "page.md").write_text(f"`{other}` has {figure}, and 9.99x [9.98, 9.99] nobody.\n")

@@ -28,7 +28,7 @@ import json
 import benchctl
 from benchctl import bundled, registry
 models = [(model.name, sorted(model.modules)) for model in bundled.models()]
-print(json.dumps([benchctl.__file__, models, registry.builtin_names(), registry.judge_names()]))
+print(json.dumps([benchctl.__file__, models, registry.builtin_names(), registry.names(registry.JUDGES)]))
 """
 
 
@@ -85,7 +85,7 @@ def test_models_methods_and_judges_are_found_in_the_wheel_which_has_no_other_fil
     imported_from, models, methods, judges = json.loads(done.stdout)
     assert imported_from == str(tmp_path / "site" / "benchctl" / "__init__.py")
     assert models == [[model.name, sorted(model.modules)] for model in bundled.models()]
-    assert (methods, judges) == ([*registry.builtin_names()], [*registry.judge_names()])
+    assert (methods, judges) == ([*registry.builtin_names()], [*registry.names(registry.JUDGES)])
 
 
 def test_the_source_distribution_is_the_repository(tree: Path, built: Path) -> None:

@@ -157,10 +157,6 @@ def test_sums_that_the_answer_contradicts_are_left_out() -> None:
     assert told is not None and (told.steps, told.drafted, told.accepted) == (None, None, None)
 
 
-def test_llama_cpp_says_how_long_it_took_by_its_own_clock() -> None:
-    assert asked_of("llama_cpp").counters == {"engine_prompt_s": 0.002, "engine_predicted_s": 0.003}
-
-
 def test_a_prefix_cache_that_is_not_reported_is_not_proved_to_be_off() -> None:
     with FakeEngine("vllm", counting, "silent") as server:
         assert OpenAI(server.url).start(deployment()).prefix_cache == "unproved"

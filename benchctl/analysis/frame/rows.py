@@ -123,7 +123,6 @@ class Line(NamedTuple):
     repeat: int
     session: int
     mode: str
-    order: int
     prompt_tokens: int
     new_tokens: int | None
     steps: int | None
@@ -153,8 +152,6 @@ class Line(NamedTuple):
     stop_reason: str | None
     verdict: str | None
     first_divergence: int | None
-    margin: float | None
-    noise: float | None
     invalid: str
     error: str | None
 
@@ -168,8 +165,8 @@ def named_amounts(row: Row) -> Iterator[tuple[str, float | None]]:
 
 
 _AS_IN_ROW = (
-    *("turn", "repeat", "session", "mode", "order", "prompt_tokens", "ttft_s", "peak_memory_bytes"),
-    *("reserved_memory_bytes", "stop_reason", "verdict", "first_divergence", "margin", "noise", "invalid", "error"),
+    *("turn", "repeat", "session", "mode", "prompt_tokens", "ttft_s", "peak_memory_bytes"),
+    *("reserved_memory_bytes", "stop_reason", "verdict", "first_divergence", "invalid", "error"),
 )
 
 

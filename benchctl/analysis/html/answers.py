@@ -4,33 +4,23 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
-from benchctl.analysis.judges.judgements import judge_of
+from benchctl.analysis.judges.judgements import answer_of, judge_of
+from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, text_sha256
-
-
-class Place(NamedTuple):
-    """The key of a generation in free mode. `file` is the number of its file in the group."""
-
-    file: int
-    suite: str
-    prompt_id: str
-    turn: int
-    label: str
-    repeat: int
-    session: int
-
 
 MOST_OF_A_METHOD = 100
 _BY_INTEREST = ("lossy", "numeric", "tie", "sampled", "identical")  # verdicts, the most interesting first
 _OF_SCORE = ("order", "score", "baseline_score", "unreadable", "reply")
 _TURN = ["suite", "prompt_id", "turn"]
 _Item = TypeVar("_Item")
+_Place = tuple[int, RowKey]
+"""A row: the number of its file in the group, and its key."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +42,12 @@ class Answer:
 class ComparedAnswer:
     """A method's answer and the baseline's; `verdict`, `first_divergence`, `margin` and `noise` as in its row.
 
-    A judgement has the judge's name and the fields of _OF_SCORE.
+    `group` and `file` are numbers. A judgement has the judge's name and the fields of _OF_SCORE.
     """
 
     group: int
-    place: Place
+    file: int
+    place: RowKey
     verdict: str | None
     first_divergence: int | None
     margin: float | None
@@ -70,11 +61,10 @@ def answers(number: int, group: Group) -> tuple[ComparedAnswer, ...]:
     """Up to MOST_OF_A_METHOD answers of each method, by verdict in the order of _BY_INTEREST; methods and suites take
     turns. `number` is that of the group."""
     chosen = in_turn([_of_method(group, label)[:MOST_OF_A_METHOD] for label in _labels(group)])
-    wanted, rows = {place for pair_of_places in chosen for place in pair_of_places}, dict[Place, Row]()
+    wanted, rows = {place for both in chosen for place in both}, dict[_Place, Row]()
     for file_number, file in enumerate(group.files):
         for row in file.rows:
-            place = Place(file_number, row.suite, row.prompt_id, row.turn, row.label, row.repeat, row.session)
-            if row.mode == "free" and place in wanted:
+            if (place := (file_number, row_key(row))) in wanted:
                 rows[place] = row
     judged = _judged(group)
     return tuple(
@@ -104,9 +94,9 @@ def _turns(group: Group, label: str) -> pd.DataFrame:
     return pairs.loc[rank.sort_values(kind="stable").index].drop_duplicates(_TURN).sort_index()
 
 
-def _of_method(group: Group, label: str) -> list[tuple[Place, Place]]:
+def _of_method(group: Group, label: str) -> list[tuple[_Place, _Place]]:
     """The places of a method's answers and of the baseline's, in the order of _BY_INTEREST."""
-    found: list[tuple[Place, Place]] = []
+    found: list[tuple[_Place, _Place]] = []
     turns = _turns(group, label)
     for verdict in (*_BY_INTEREST, None):
         alike = turns[turns["verdict"].isna() if verdict is None else turns["verdict"] == verdict]
@@ -114,11 +104,11 @@ def _of_method(group: Group, label: str) -> list[tuple[Place, Place]]:
     return found
 
 
-def _places(rows: pd.DataFrame, label: str, baseline: str) -> list[tuple[Place, Place]]:
-    def of(label: str, file: str, repeat: str, session: str) -> list[Place]:
+def _places(rows: pd.DataFrame, label: str, baseline: str) -> list[tuple[_Place, _Place]]:
+    def of(label: str, file: str, repeat: str, session: str) -> list[_Place]:
         columns = zip(*(rows[name] for name in (file, *_TURN, repeat, session)), strict=True)
         return [
-            Place(int(file), suite, prompt_id, int(turn), label, int(repeat), int(session))
+            (int(file), RowKey(suite, prompt_id, int(turn), label, int(repeat), int(session)))
             for file, suite, prompt_id, turn, repeat, session in columns
         ]
 
@@ -132,21 +122,21 @@ def in_turn(lists: Sequence[Sequence[_Item]]) -> list[_Item]:
     return [item for items in zip_longest(*lists) for item in items if item is not None]
 
 
-def _judged(group: Group) -> Mapping[Place, list[Score]]:
+def _judged(group: Group) -> Mapping[_Place, list[Score]]:
     """The scores of each answer, if there are judges."""
-    found: dict[Place, list[Score]] = {}
+    found: dict[_Place, list[Score]] = {}
     for number, scores in enumerate(group.judging.scores if group.judging else ()):
         for score in scores:
-            key = (score.suite, score.prompt_id, score.turn, score.label, score.repeat, score.session)
-            found.setdefault(Place(number, *key), []).append(score)
+            found.setdefault((number, answer_of(score)), []).append(score)
     return found
 
 
-def _compared_answer(number: int, place: Place, row: Row, baseline: Row, scores: Sequence[Score]) -> ComparedAnswer:
+def _compared_answer(number: int, place: _Place, row: Row, baseline: Row, scores: Sequence[Score]) -> ComparedAnswer:
     texts = {text_sha256(row.text), text_sha256(baseline.text), ""}
     return ComparedAnswer(
         group=number,
-        place=place,
+        file=place[0],
+        place=place[1],
         verdict=row.verdict,
         first_divergence=row.first_divergence,
         margin=row.margin,

@@ -9,7 +9,7 @@ from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import table_labels
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.catalogue import Request, helps, plot
-from benchctl.analysis.plots.style import style_of
+from benchctl.analysis.plots.style import SIZES
 from benchctl.analysis.tables.columns import BASELINE_CELL, NONE, Block, agreement_sentences, brief
 from benchctl.analysis.tables.text import blocks, note, prompts_of
 from benchctl.analysis.warnings import warnings
@@ -37,7 +37,7 @@ def picture(name: str, group: Group, prefix: str, size: str = "screen") -> Pictu
     """The picture of this name of `benchctl plot`. `prefix` is different for each picture of a page."""
     title = helps()[name].rstrip(".")
     try:
-        drawing = plot(name).draw((replace(group, differs=()),), Request(style_of(size=size)))
+        drawing = plot(name).draw((replace(group, differs=()),), Request(SIZES[size]))
     except UserError as error:
         return Picture(title, problem=str(error))
     return Picture(title, embedded(svg(drawing.figure), prefix))

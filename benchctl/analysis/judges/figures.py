@@ -204,21 +204,6 @@ class JudgedFigures:
     def estimate(self, metric: Metric) -> Estimate:
         return next(estimate for estimate in self.estimates if estimate.metric == metric)
 
-    @property
-    def within(self) -> bool | None:
-        """Whether the method is equivalent to the baseline up to MARGIN: True, False, or None where that is open.
-
-        True if its interval lies inside the margin, False if outside: a test of equivalence at 2.5% on either side
-        (Schuirmann: A comparison of the two one-sided tests procedure, 1987). Fewer than 10 prompts leave it open: two
-        prompts that tie have an interval without width.
-        """
-        interval = self.estimate(SCORE_DIFFERENCE).interval
-        if interval is None or not self.judge.in_points or self.prompts < FEWEST_PROMPTS:
-            return None
-        if interval.low >= -MARGIN and interval.high <= MARGIN:
-            return True
-        return False if interval.high < -MARGIN or interval.low > MARGIN else None
-
 
 @dataclass(frozen=True)
 class Judging:

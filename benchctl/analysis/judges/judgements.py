@@ -261,7 +261,9 @@ def _pair(
     alike = len(set(signs.values())) == 1
     compared = len(asked) if whole and not first.identical else 0
     return JudgedPair(
-        *_key_columns(answers, judge, key),
+        answers.file,
+        *key[:6],
+        judge.name,
         score=fmean(own for own, _ in pairs) if pairs else first.score,
         baseline_score=fmean(theirs for _, theirs in pairs) if pairs else first.baseline_score,
         difference=fmean(differences.values()) if differences and not first.identical else 0.0,
@@ -289,7 +291,9 @@ def _single(answers: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[
     difference = fmean(own) - fmean(theirs) if whole and not identical else 0.0
     baseline_key = answer_of(baselines[0]) if baselines else key
     return JudgedPair(
-        *_key_columns(answers, judge, key),
+        answers.file,
+        *key[:6],
+        judge.name,
         score=fmean(own) if own else None,
         baseline_score=fmean(theirs) if theirs else None,
         difference=difference,
@@ -301,10 +305,6 @@ def _single(answers: ScoredAnswers, judge: Judge, key: RowKey, scores: Sequence[
         length=answers.length(key, scores[0].answer_sha256),
         baseline_length=answers.length(baseline_key, baselines[0].answer_sha256 if baselines else ""),
     )
-
-
-def _key_columns(answers: ScoredAnswers, judge: Judge, key: RowKey) -> tuple[int, str, str, int, str, int, int, str]:
-    return answers.file, key.suite, key.prompt_id, key.turn, key.label, key.repeat, key.session, judge.name
 
 
 def _scores(scores: Sequence[Score]) -> list[tuple[float, float]]:

@@ -66,4 +66,3 @@ PROFILE_OVERHEAD = Metric(
     cell="{:+.3f}",
     interval=True,
 )
-STEP_PHASES = (STEP_DRAFT, STEP_VERIFY, STEP_COMMIT, STEP_HOST, STEP_UNSPLIT)

@@ -27,7 +27,7 @@ _FAMILIES: Final = (
 
 @dataclass(frozen=True)
 class Style:
-    """A size by its name, and all values of a picture of this size. `style_of` returns one.
+    """A size by its name, and all values of a picture of this size. SIZES has them.
 
     `width` and `most_height` are inches. Fonts, lines and markers are points. `title`, `text` and `small` are font
     sizes; no text is smaller than `small`. Colours are #RRGGBB; `muted` is for secondary text and lines.
@@ -77,11 +77,6 @@ SIZES: Final = {
     "screen": Style("screen", 7.2, inf, 160, title=10, text=9, small=8, line=1.4, marker=6.5),
     "column": Style("column", 3.35, 3.0, 300, title=8, text=7.5, small=7, line=1.0, marker=4.5),
 }
-
-
-def style_of(size: str = "screen") -> Style:
-    """`size` is a name in SIZES."""
-    return SIZES[size]
 
 
 _MOST_SUITES = 2  # by name above a panel; of more, the number is given

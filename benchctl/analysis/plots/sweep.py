@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import ceil
 from typing import Final
 
@@ -16,7 +16,6 @@ from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 
 from benchctl.analysis.comparison import Group, MethodFigures, chosen
-from benchctl.analysis.frame.build import pair
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
@@ -26,9 +25,7 @@ from benchctl.analysis.plots.axes import dress, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis
 from benchctl.analysis.plots.style import DASHES, Dashes, Style, is_number, line_inches
-from benchctl.analysis.stats.estimates import levels
-from benchctl.analysis.stats.intervals import p_value
-from benchctl.analysis.winner import holm
+from benchctl.analysis.winner import beats
 from benchctl.errors import UserError
 from benchctl.records.schema import MethodInfo, Scalar
 
@@ -201,19 +198,8 @@ def _look(number: int, title: str, name: str, style: Style) -> _Look:
 
 
 def significant(sweep: Sweep) -> frozenset[tuple[str, str]]:
-    """The pairs of labels, the baseline included, whose times differ significantly; the faster one is first.
-
-    All pairs count as comparisons in Holm's correction. Two labels are compared on what both answered.
-    """
-    speedups = {method.label: method.estimate(SPEEDUP).value or 0.0 for method in sweep.methods}
-    speedups[sweep.group.run.baseline] = 1.0
-    ranked = sorted(speedups, key=lambda label: -speedups[label])
-    p_values = {}
-    for faster, slower in combinations(ranked, 2):
-        pairs = pair(sweep.group.frame, faster, slower)
-        above, below = (pairs[column].to_numpy(float) for column in ("whole_s_baseline", "whole_s"))
-        p_values[faster, slower] = p_value(above, below, levels(pairs)) if above.sum() != below.sum() else 1.0
-    return frozenset(holm(p_values))
+    """The pairs of labels, the baseline included, whose times differ significantly; the faster one is first."""
+    return beats(sweep.group.frame, [*(method.label for method in sweep.methods), sweep.group.run.baseline])
 
 
 def _title(sweep: Sweep, differing: frozenset[tuple[str, str]]) -> str:

@@ -150,7 +150,6 @@ def _judged(judged: JudgedFigures) -> Document:
         "protocol": judged.judge.protocol,
         **{name: getattr(judged, name) for name in _JUDGED_FIELDS},
         "margin": MARGIN,
-        "within_margin": judged.within,
         "score_by_turn": list(judged.by_turn),
         "metrics": _estimates(judged.estimates),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,13 @@ import torch
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.machine.gpu import BRAKES, POWER_CAP, GpuMoment, open_gpu
 from benchctl.measuring.machine.host import Fact, Host, Setup, between, machine_facts, read_setup, usable_cores
-from benchctl.measuring.machine.meter import Sentinel, memory_bandwidth_mb_s
+from benchctl.measuring.machine.meter import memory_bandwidth_mb_s
 from benchctl.measuring.validity import MARGIN
 
-_LOOKS = 200  # of about 5 ms: a second
+# 4 MiB of float32, beyond a core's own caches, as a layer's weights are; 64 MiB, beyond most GPUs' cache.
+_CPU_WIDTH, _GPU_WIDTH = 1024, 4096
+_PRODUCTS = 20  # in a round, which takes about 1.5 ms
+_LOOKS = 200  # of three rounds: about a second
 _SLOWEST = 95  # percentile
 _MUCH_CORES = 0.2  # an idle desktop stays below
 
@@ -53,7 +56,7 @@ def examine_machine(device: str, threads: int) -> Examination:
     """Takes about two seconds. Sets torch to that many threads."""
     torch.set_num_threads(threads)
     clock, card = Clock(device), open_gpu(device)
-    sentinel_s, load = _sample(Sentinel(clock, device), Host(Clock()))
+    sentinel_s, load = _sample(clock, device, Host(Clock()))
     bandwidth_mb_s = memory_bandwidth_mb_s(clock, device)
     gpu = card.moment() if card is not None else None
     return Examination(
@@ -68,10 +71,24 @@ def examine_machine(device: str, threads: int) -> Examination:
     )
 
 
-def _sample(sentinel: Sentinel, host: Host) -> tuple[float, LoadSample]:
-    """The median seconds of the reference kernel, and the load during a second of it."""
+@torch.inference_mode()
+def _sample(clock: Callable[[], float], device: str, host: Host) -> tuple[float, LoadSample]:
+    """The median seconds of the reference kernel, and the load during a second of it.
+
+    The kernel is a row times a matrix, like most of a decoding step. A look at it is the best of three rounds: a slower
+    clock or lasting load slows all three, a short interruption does not count.
+    """
+    width = _GPU_WIDTH if device.startswith("cuda") else _CPU_WIDTH
+    row, matrix = torch.ones(1, width, device=device), torch.full((width, width), 1 / width, device=device)
+
+    def round_s() -> float:
+        started_s = clock()
+        for _ in range(_PRODUCTS):
+            torch.mm(row, matrix)
+        return clock() - started_s
+
     start = host.moment()
-    kernels_s = [sentinel() for _ in range(_LOOKS)]
+    kernels_s = [min(round_s() for _ in range(3)) / _PRODUCTS for _ in range(_LOOKS)]
     conditions = between(start, host.moment())
     middle_s = float(np.median(kernels_s))
     slow_s = float(np.percentile(kernels_s, _SLOWEST))

@@ -1,4 +1,4 @@
-"""Measures the machine: its speed by work of known size, and memory, energy and conditions around a generation.
+"""Measures the machine: its bandwidth, and memory, energy and conditions around a generation.
 
 `python -m benchctl.measuring.machine.meter THREADS` prints the bandwidth of the CPU's memory.
 """
@@ -21,48 +21,12 @@ from benchctl.measuring.machine import gpu, host
 from benchctl.measuring.machine.host import read_text
 
 _TIMEOUT_S = 60.0
-# 4 MiB of float32, beyond a core's own caches, as a layer's weights are; 64 MiB, beyond most GPUs' cache.
-_CPU_WIDTH, _GPU_WIDTH = 1024, 4096
-_ROUND_S = 1.5e-3
-_ROUNDS = 3
 _LEAST_BYTES = 1 << 26
 _CPU_MOST_BYTES, _GPU_BYTES = 1 << 30, 1 << 28
 _GPU_SUMS = 8  # so that launching and waiting take little of the time
 _CACHES = 4  # times the largest cache, so that one pass leaves little for the next
 _PASSES = 5
 _State = TypeVar("_State")
-
-
-class Sentinel:
-    """The reference kernel: one row times a matrix, like most of a decoding step, repeated for about 1.5 ms.
-
-    The number of products is fixed at creation, so all times are of the same work. `__call__` gives the seconds of one
-    product in the best of three rounds: a slower clock or lasting load slows all three, a short interruption of the
-    kernel itself does not count. It holds no memory between calls, since that would count as the generation's.
-    """
-
-    def __init__(self, clock: Callable[[], float], device: str = "cpu") -> None:
-        self._clock, self._device = clock, device
-        self._width = _GPU_WIDTH if device.startswith("cuda") else _CPU_WIDTH
-        self._products = 1
-        product_s = self._best_s(_PASSES)
-        self._products = max(1, round(_ROUND_S / product_s)) if product_s > 0 else 1
-
-    def __call__(self) -> float:
-        """Seconds of one product."""
-        return self._best_s(_ROUNDS) / self._products
-
-    @torch.inference_mode()
-    def _best_s(self, rounds: int) -> float:
-        row = torch.ones(1, self._width, device=self._device)
-        matrix = torch.full((self._width, self._width), 1 / self._width, device=self._device)
-        times_s = []
-        for _ in range(rounds):
-            started_s = self._clock()
-            for _ in range(self._products):
-                torch.mm(row, matrix)
-            times_s.append(self._clock() - started_s)
-        return min(times_s)
 
 
 @torch.inference_mode()

@@ -30,7 +30,7 @@ from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_
 from benchctl.decoding.modules.folders import check_sizes, shares
 from benchctl.decoding.modules.trainable import TeacherOutput, Trainable, TrainingBatch
 from benchctl.errors import UserError
-from benchctl.registry import Label, method_class, method_names
+from benchctl.registry import METHODS, Label, method_class, names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
 from benchctl.training.data.packing import Batch
 from benchctl.training.modules.objective import HeldOut, mean_loss
@@ -85,7 +85,7 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
     path = bundled.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
     if tokenizer.is_encoder_decoder and not encoders:
-        kinds = {name: method_class(name) for name in method_names()}
+        kinds = {name: method_class(name) for name in names(METHODS)}
         known = [name for name, kind in kinds.items() if kind.supports_encoder_decoder and issubclass(kind, Trainable)]
         raise UserError(
             "encoder_not_supported",

@@ -33,7 +33,7 @@ from benchctl.decoding.modules.folders import (
 )
 from benchctl.decoding.modules.trainable import ROWS_AT_ONCE, SecondStage, Tally, Trainable
 from benchctl.errors import UserError
-from benchctl.registry import Label, build, method_class, method_names, method_options, parse_label
+from benchctl.registry import METHODS, Label, build, method_class, method_options, names, parse_label
 from benchctl.training.checkpoint import writing
 from benchctl.training.jobs import CHECKPOINTS, JobContext, check, target_dtype, train
 from benchctl.training.models import parameter_count
@@ -73,7 +73,7 @@ def trainable(label: Label) -> Trainable:
 
 def trainable_names() -> list[str]:
     """Every method with modules."""
-    return [name for name in method_names() if issubclass(method_class(name), Trainable)]
+    return [name for name in names(METHODS) if issubclass(method_class(name), Trainable)]
 
 
 def train_modules(options: ModuleOptions, label_text: str, job_context: JobContext) -> Result | None:
