@@ -79,7 +79,7 @@ def kept_figures() -> dict[str, set[tuple[str, frozenset[str]]]]:
         over = {words[words.index("--over") + 1] for words in compared if Path(words[1]).stem == base}
         for together in (sessions, *([session] for session in sessions if len(sessions) > 1)):
             seconds = _seconds(together)
-            for usual in {json.loads(sessions[0].open(encoding="utf-8").readline())["baseline"], *over}:
+            for usual in {_run_of(sessions[0])["baseline"], *over}:
                 for label in seconds.keys() - {usual}:
                     of = (registry.parse_label(label).name, _options(sessions[0], label))
                     for figure in _speedups(seconds[label], seconds[usual]):
@@ -108,7 +108,7 @@ def _seconds(files: Iterable[Path]) -> dict[str, Seconds]:
 
 def _options(path: Path, label: str) -> frozenset[str]:
     """Those of a label in a file, its defaults at that time included."""
-    methods = json.loads(path.open(encoding="utf-8").readline())["methods"]
+    methods = _run_of(path)["methods"]
     (options,) = (each["options"] for each in methods if each["label"] == label)
     return frozenset(_option(name, value) for name, value in options.items())
 
@@ -137,6 +137,11 @@ def _ratios(found: Any) -> Iterator[str]:
         yield f"{found['ratio']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]"
     for part in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
         yield from _ratios(part)
+
+
+def _run_of(path: Path) -> Any:
+    with path.open(encoding="utf-8") as lines:
+        return json.loads(lines.readline())
 
 
 def _is_run(path: Path) -> bool:
