@@ -240,23 +240,19 @@ def _bytes(tensor: Any) -> int:
 
 def _names(file: Path, reader: Any, config: dict[str, Any]) -> dict[str, str]:
     """transformers' name of each tensor by GGUF's. Raises UserError unless the file has those of its configuration."""
-    from gguf import MODEL_ARCH, dequantize, get_tensor_name_map
-    from torch import device
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from gguf import dequantize
+    from transformers import CONFIG_MAPPING
 
-    family, settings = config["model_type"], {name: value for name, value in config.items() if name != "model_type"}
+    settings = {name: value for name, value in config.items() if name != "model_type"}
     if config["hidden_size"] % config["num_attention_heads"]:  # transformers refuses such a model
         raise UserError(
             "weights_do_not_fit",
             f"{file}: {config['hidden_size']} values cannot be split into {config['num_attention_heads']} heads; get "
             "another file of this model",
         )
-    with device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings))  # type: ignore[no-untyped-call]
-    of_family = get_tensor_name_map(MODEL_ARCH[family.upper()], config["num_hidden_layers"])
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    names = {str(of_family.get_name(name, (".weight", ".bias"))): name for name in shapes}
-    expected = {name: shapes[theirs] for name, theirs in names.items()}
+    weights = weights_of(CONFIG_MAPPING[config["model_type"]](**settings))
+    names = {theirs: name for name, (theirs, _) in weights.items()}
+    expected = dict(weights.values())
     found = {tensor.name: tuple(map(int, tensor.shape[::-1])) for tensor in reader.tensors}
     if wrong := sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name)):
         raise UserError(
@@ -273,6 +269,21 @@ def _names(file: Path, reader: Any, config: dict[str, Any]) -> dict[str, str]:
                 "quantised_checkpoint", f"{file}: weights of type {kind} cannot be read; get a file of another type"
             ) from error
     return names
+
+
+def weights_of(config: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """GGUF's name and the shape of each weight of a model with this configuration, by transformers' name."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
+    from torch import device
+    from transformers import AutoModelForCausalLM
+
+    with device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    return {
+        name: (str(names.get_name(name, (".weight", ".bias"))), tuple(parameter.shape))
+        for name, parameter in model.named_parameters()
+    }
 
 
 def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], folder: Path) -> None:

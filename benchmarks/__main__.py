@@ -20,7 +20,6 @@ Figures = Mapping[str, Any]
 
 
 @click.command()
-@click.option("--only", type=click.Choice(["library"]), expose_value=False, help="The only section.")
 @click.option("--threads", multiple=True, type=click.IntRange(1), default=(1, 2), show_default=True, help="Of the CPU.")
 @click.option("--prompts", type=click.IntRange(2), default=6, show_default=True, help="Prompts of each suite.")
 @click.option("--max-new-tokens", type=click.IntRange(2), default=96, show_default=True, help="Longest answer.")

@@ -48,7 +48,10 @@ _KEPT = "commit with stream.keep the root and the accepted rows, no others, and 
 
 
 def options(subject: MethodUnderTest) -> Result:
-    """Every option can be written in a label and is read back as it was; the label has one spelling."""
+    """Options are read and written as labels.
+
+    Every option can be written in a label and is read back as it was; the label has one spelling.
+    """
     again = canonical_label(build(subject.canonical), parse_label(subject.canonical))
     if again != subject.canonical:
         action = "make __post_init__ leave the options as they were given"
@@ -72,7 +75,10 @@ def _kinds(option: str) -> str:
 
 
 def unsupported(subject: MethodUnderTest) -> Result:
-    """None or a reason, on every target, and None on one at least."""
+    """Each target is supported, or refused with a reason.
+
+    At least one target is supported.
+    """
     method = subject.fresh()
     reasons = {kind: why_unsupported(method, random_models(kind).target.info) for kind in KINDS}
     for kind, reason in reasons.items():
@@ -88,7 +94,7 @@ def unsupported(subject: MethodUnderTest) -> Result:
 
 
 def claim(subject: MethodUnderTest) -> Result:
-    """The claim is one that benchctl knows, and a lossy method says why."""
+    """The claim is a known one; a lossy one has a reason."""
     method = subject.fresh()
     if method.exactness not in get_args(Exactness):
         return Deviation("exactness exact, exact_greedy or lossy", repr(method.exactness), "claim one of the three")
@@ -98,7 +104,10 @@ def claim(subject: MethodUnderTest) -> Result:
 
 
 def greedy(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """Greedy answers are the target's, at prompts short and long and up to the end of the context."""
+    """Greedy answers are the target's.
+
+    Prompts are short, long, and up to the end of the context.
+    """
     method = subject.prepared(models)
     if method.exactness == "lossy":
         return Skipped(f"claims no exactness: {method.reason}")
@@ -112,7 +121,10 @@ def greedy(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def sampled(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """Short sampled answers have the target's distribution: all ways that draws can go are enumerated."""
+    """Sampled answers have the target's distribution.
+
+    All ways that draws of a short answer can go are enumerated.
+    """
     method = subject.fresh()
     if reason := not_sampled(method):
         return reason
@@ -162,9 +174,9 @@ def chances_of(next_logits: Callable[[Text], Tensor], stop_ids: Set[int] = froze
 
 
 def engaged(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """The method does more than plain decoding here, so that the other checks have something to find.
+    """Drafts are accepted, or layers skipped.
 
-    It never fails.
+    So the other checks have something to find. It never fails.
     """
     method, full = subject.prepared(models), models.target.layers
     steps = [
@@ -184,7 +196,10 @@ def engaged(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def counting(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """The target's last layer runs only where the stream counts it: passes elsewhere would not be in the figures."""
+    """All passes of the target are counted.
+
+    Its last layer runs only where the stream counts it: passes elsewhere would not be in the figures.
+    """
     runs: list[int] = []
     counted = 0
 
@@ -203,7 +218,10 @@ def counting(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def limits(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """An answer has as many tokens as allowed: one, two, and around the length of a draft."""
+    """Answers end at the limit.
+
+    Limits are one token, two, and around the length of a draft.
+    """
     method, prompt = subject.prepared(models), prompt_of(_PROMPT_TOKENS)
     full = answer(method, models, prompt, NEW_TOKENS)
     drafted = max((step.drafted for step in full.steps), default=0)
@@ -219,7 +237,10 @@ def limits(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def stops(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """The first stop token ends an answer wherever it falls; one that is drafted and rejected ends nothing."""
+    """Answers end at the first stop token.
+
+    It may fall anywhere. One that is drafted and rejected ends nothing.
+    """
     prompt = prompt_of(_PROMPT_TOKENS)
     full = answer(subject.prepared(models), models, prompt, NEW_TOKENS)
     unsaid = frozenset(range(VOCABULARY)) - set(full.token_ids)
@@ -250,7 +271,10 @@ def _roles(full: Generation) -> dict[str, tuple[int, int]]:
 
 
 def isolation(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """A prompt after others gives what it gives to a fresh method."""
+    """Earlier prompts have no effect.
+
+    A prompt after others gives what it gives to a fresh method.
+    """
     for sampling in (Sampling(), _SAMPLED):
         used = subject.prepared(models)
         for length in (30, _PROMPT_TOKENS, 1, _PROMPT_TOKENS):
@@ -272,7 +296,10 @@ def determinism(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def batches(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """Sequences decoded together say what each says alone; a method that decodes no batches says why."""
+    """Answers in a batch are those given alone.
+
+    A method that decodes no batches says why.
+    """
     if reason := why_not_batched(subject.prepared(models)):
         return Skipped(f"it decodes no batches, since {reason}")
     prompts = [prompt_of(length) for length in (_PROMPT_TOKENS, 1, 30)]
@@ -287,7 +314,10 @@ def batches(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def replay(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """Forced to write its own answer, a method takes the same steps; it also writes any other text, or is skipped."""
+    """It writes a forced text.
+
+    Forced to write its own answer, it takes the same steps. It also writes any other text, or is skipped.
+    """
     prompt, other = prompt_of(_PROMPT_TOKENS), prompt_of(NEW_TOKENS)
     free = answer(subject.prepared(models), models, prompt, NEW_TOKENS)
     try:
@@ -320,7 +350,10 @@ def _described(step: Step) -> str:
 
 
 def cache(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """After each step every layer holds what a fresh prefill of the committed text gives it."""
+    """The cache is that of a fresh prefill.
+
+    After each step, every layer holds what a prefill of the committed text gives it.
+    """
     method = subject.prepared(models)
     if method.exactness == "lossy":
         return Skipped(f"claims no exactness: {method.reason}")

@@ -69,7 +69,7 @@ def verify(case: Case, target: str) -> Iterator[Finding]:
 
 
 def greedy(case: Case) -> Result:
-    """Greedy answers are those of plain decoding on the same target, token by token."""
+    """Greedy answers are the target's."""
     if case.method.exactness == "lossy":
         return Skipped(f"claims no exactness: {case.method.reason}")
     baseline, tokens = build(BASELINE), 0
@@ -86,11 +86,11 @@ def greedy(case: Case) -> Result:
 
 @torch.inference_mode()
 def steps(case: Case) -> Result:
-    """Each step drafts, accepts and commits what the text before it dictates.
+    """Each step follows from the text before it.
 
-    `plain_drafter` shows what it dictates, or a fresh start of the method. Verification corrects the text whatever the
-    draft was, so a wrong mask, a wrong position or a stale draft cache shows only here. A fresh start finds what a
-    stale cache does, but not what every start does wrong.
+    In what it drafts, accepts and commits: `plain_drafter` shows that, or a fresh start of the method. Verification
+    corrects the text whatever the draft was, so a wrong mask, a wrong position or a stale draft cache shows only here.
+    A fresh start finds what a stale cache does, but not what every start does wrong.
     """
     method = case.method
     if not isinstance(method, Speculative):
@@ -157,7 +157,10 @@ def _counted(number: int, noun: str, case: Case) -> str:
 
 
 def sampled(case: Case) -> Result:
-    """Short answers have exactly the target's distribution, by every way that draws can go."""
+    """Short answers have the target's distribution, exactly.
+
+    By every way that draws can go.
+    """
     if reason := not_sampled(case.method):
         return reason
     drawn = distribution(lambda _: case.drawn())
@@ -166,10 +169,10 @@ def sampled(case: Case) -> Result:
 
 
 def draws(case: Case) -> Result:
-    """Answers drawn with different seeds have the target's frequencies, by a G-test.
+    """Drawn answers have the target's frequencies.
 
-    Enumeration does not see how numbers are drawn. Some answers are decoded. The others follow from their numbers where
-    the method allows that: see Drawing.
+    By a G-test of answers drawn with different seeds. Enumeration does not see how numbers are drawn. Some answers are
+    decoded. The others follow from their numbers where the method allows that: see Drawing.
     """
     if reason := not_sampled(case.method):
         return reason

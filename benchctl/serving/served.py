@@ -126,7 +126,7 @@ class Started(Served):
                 version=self.dialect.version(client) or "",
                 run="started",
                 command=tuple("0" if part == str(port) else _FOLDERS.sub(r"\1", part) for part in command),
-                dtype=(deployment.dtype == "float32" and self.dialect.dtype(client)) or deployment.dtype,
+                dtype=self._dtype(deployment, client),
                 threads=deployment.threads if self.takes_threads else 0,
                 prefix_cache="off",
                 steps_from="chunks" if self.dialect.shows_steps else "counts",
@@ -134,3 +134,7 @@ class Started(Served):
         except BaseException:
             self.stop()
             raise
+
+    def _dtype(self, deployment: Deployment, client: Client) -> str:
+        """What was asked for; where that is the default, what the server says it computes in, if it says so."""
+        return (deployment.dtype == "float32" and self.dialect.dtype(client)) or deployment.dtype

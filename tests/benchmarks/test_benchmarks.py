@@ -27,7 +27,7 @@ def test_each_number_of_threads_is_measured_and_written(monkeypatch: pytest.Monk
         return [row | {"threads": arguments["threads"]}]
 
     monkeypatch.setattr(main_module, "measure_apart", measured)
-    words = ("--only", "library", "--prompts", "2", "--max-new-tokens", "9", "--out", str(tmp_path))
+    words = ("--prompts", "2", "--max-new-tokens", "9", "--out", str(tmp_path))
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 0, result.output
     sizes = {"prompts": 2, "max_new_tokens": 9, "model": ""}

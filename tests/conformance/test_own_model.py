@@ -267,10 +267,10 @@ def test_verify_prints_json_for_programs(here: Path) -> None:
 
 
 def test_verify_exits_with_1_where_a_check_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(own_model.CHECKS, "greedy", lambda case: Deviation("this", "that", "mend it"))
+    monkeypatch.setitem(own_model.CHECKS, "greedy", lambda case: Deviation("this", "that", "fix it"))
     result = invoke("--method", "prompt_lookup")
     assert result.exit_code == 1
-    assert "fail  greedy" in result.stdout and "To do: mend it." in " ".join(result.stdout.split())
+    assert "fail  greedy" in result.stdout and "To do: fix it." in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 
-from benchctl.records.schema import MethodInfo, Mode, ModelInfo, Row, Run, SuiteInfo, to_line
+from fixtures_records import RUN, TARGET, method
+
+from benchctl.records.schema import Mode, Row, Run, SuiteInfo, to_line
 
 REPEATS = 5
 LAYERS, VOCABULARY = 12, 4096
@@ -74,45 +76,15 @@ class MadeUp:
 
     @cached_property
     def run(self) -> Run:
-        """Theirs."""
-        target = ModelInfo(
-            name="made-up",
-            family="llama",
-            layers=LAYERS,
-            hidden_size=256,
-            parameters=9_000_000,
-            vocabulary=VOCABULARY,
-            context_tokens=30 + self.tokens,
-            weights_sha256="a",
-            tokenizer_sha256="b",
-            chat_template_sha256="c",
-        )
-        return Run(
+        """The run of these rows."""
+        return replace(
+            RUN,
             name="large",
-            created="2026-01-01T00:00:00+00:00",
-            command=("benchctl", "run"),
-            baseline=BASELINE,
-            target=target,
-            draft=None,
+            target=replace(TARGET, layers=LAYERS, context_tokens=30 + self.tokens),
             suites=(SuiteInfo(name="made-up", source="file", origin="tests", sha256="d", prompts=1),),
-            methods=tuple(
-                MethodInfo(label=label, name=label, options={}, exactness="exact", reason="")
-                for label in (BASELINE, DRAFTING)
-            ),
-            dtype="float32",
-            device="cpu",
-            executor="eager",
-            attention="sdpa",
+            methods=(method(BASELINE), method(DRAFTING)),
             threads=1,
-            temperature=0.0,
-            top_p=1.0,
-            top_k=0,
-            seed=0,
             max_new_tokens=self.tokens,
             repeats=REPEATS,
             modes=self.modes,
-            order="abba",
-            machine={"cpu": "made up", "gpu": ""},
-            versions={},
-            commit="",
         )

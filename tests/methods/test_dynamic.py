@@ -248,9 +248,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ("--model", folder / "target", "--data", folder / "data", *BATCHES, *COMMON)
     done("train", "m2r2[gates=1+2]", *words, "--out", folder / "adapters", "--steps", 2)
     label = f"m2r2_dynamic[gates=1+2,modules={folder / 'adapters'}]"
-    told = done("train", label, *words, "--out", folder / "both", "--steps", 3)
-    assert f"--method 'm2r2_dynamic[modules={folder / 'both'},gates=1+2]'" in told
-    assert "exit_2_found" in told
+    printed = done("train", label, *words, "--out", folder / "both", "--steps", 3)
+    assert f"--method 'm2r2_dynamic[modules={folder / 'both'},gates=1+2]'" in printed
+    assert "exit_2_found" in printed
     return folder
 
 
@@ -288,15 +288,15 @@ def test_the_second_stage_resumes_only_on_the_same_adapters(trained: Path, tmp_p
     words = [*words_of(trained), "--out", trained / "both", "--steps", 3, "--resume"]
     assert "Wrote" in done("train", label.format(trained / "adapters"), *words)
     others = shutil.copytree(trained / "both", tmp_path / "others")  # the same adapters, and a router beside them
-    told = refused("train", label.format(others), *words)
-    assert "cannot be resumed" in told and "modules: " in told
+    printed = refused("train", label.format(others), *words)
+    assert "cannot be resumed" in printed and "modules: " in printed
 
 
 def test_what_cannot_be_gone_on_from_is_refused_before_any_training(trained: Path, tmp_path: Path) -> None:
     words = [*words_of(trained), "--out", tmp_path / "out", "--steps", 1]
-    told = refused("train", "m2r2_dynamic[gates=1+2]", *words)
-    assert "train those first: benchctl train 'm2r2' --model MODEL --out FOLDER" in told
-    assert "benchctl train 'm2r2_dynamic[gates=1+2,modules=FOLDER]' --model MODEL --out NEW" in told
+    printed = refused("train", "m2r2_dynamic[gates=1+2]", *words)
+    assert "train those first: benchctl train 'm2r2' --model MODEL --out FOLDER" in printed
+    assert "benchctl train 'm2r2_dynamic[gates=1+2,modules=FOLDER]' --model MODEL --out NEW" in printed
     there = trained / "adapters"
     assert "leave out modules" in refused("train", f"m2r2[gates=1+2,modules={there}]", *words)
     needless = f"m2r2_dynamic[router=softmax_gap,gates=1+2,modules={there}]"
@@ -305,10 +305,10 @@ def test_what_cannot_be_gone_on_from_is_refused_before_any_training(trained: Pat
     assert "no such folder" in refused("train", "m2r2_dynamic[modules=nowhere]", *words)
     tiny_folder(tmp_path / "other", seed=5)
     words[1] = tmp_path / "other"
-    told = refused("train", f"m2r2_dynamic[gates=1+2,modules={there}]", *words)
-    assert "made for target" in told and "name modules trained for this target" in told
+    printed = refused("train", f"m2r2_dynamic[gates=1+2,modules={there}]", *words)
+    assert "made for target" in printed and "name modules trained for this target" in printed
 
 
 def test_the_cost_of_the_second_stage_can_be_estimated_without_a_folder(trained: Path) -> None:
-    told = done("train", "m2r2_dynamic[gates=1+2]", "--model", trained / "target", "--estimate")
-    assert "by formula" in told
+    printed = done("train", "m2r2_dynamic[gates=1+2]", "--model", trained / "target", "--estimate")
+    assert "by formula" in printed

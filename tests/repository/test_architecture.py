@@ -22,7 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.exact_match": set(),
     "benchctl.options": set(),
     "benchctl.gguf": set(),
-    "benchctl.gguf_export": {"gguf"},
+    "benchctl.gguf_export": {"decoding", "gguf"},
     "benchctl.bundled": {"gguf"},
     "benchctl.fetch": {"bundled", "decoding", "gguf"},
     "benchctl.records": set(),
@@ -67,14 +67,13 @@ DOORS: dict[str, tuple[str, ...]] = {
         *("benchctl/training/", "judges/gpt.py"),
     ),
     "torch": (
-        *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/gguf_export.py"),
-        "benchctl/measuring/",
+        *("benchctl/conformance/", "benchctl/decoding/", "benchctl/gguf.py", "benchctl/measuring/"),
         *("benchctl/sweeps/work.py", "benchctl/training/", "methods/"),
     ),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
         *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
-        *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/gguf_export.py", "benchctl/training/"),
+        *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/training/"),
     ),
     "urllib": ("benchctl/measuring/prompts/sources.py", "benchctl/serving/client.py", "judges/gpt.py"),
 }

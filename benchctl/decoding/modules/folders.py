@@ -41,7 +41,7 @@ class ModuleFacts:
 
     options     of the method when its modules were trained
     asked       those of them that the label of the training gave; empty for modules of version 0.1
-    yardsticks  shares by name, measured on held-out text when training ended; empty where nobody measured
+    yardsticks  shares by name, measured on held-out text when training ended; empty where none were measured
     findings    see Trainable.findings
     """
 

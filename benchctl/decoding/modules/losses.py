@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchctl.decoding.modules.trainable import ROWS_AT_ONCE, Tally, TrainingBatch, tally
 
-CE_SHARE = 0.1  # of the cross-entropy with the text, beside 1 for the divergence from the target's distribution
+CE_SHARE = 0.1  # of the cross-entropy with the text, next to 1 for the divergence from the target's distribution
 
 
 def bare(batch: TrainingBatch, layer: int) -> Tensor:
