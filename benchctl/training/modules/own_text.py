@@ -32,7 +32,7 @@ from benchctl.training.data.reading import Recipe
 from benchctl.training.modules.frozen import FrozenTarget, TargetFiles
 
 SOURCE = "own"
-CACHE_BYTES = 8e9  # keys and values of a batch; rows that need more are answered in smaller batches
+CACHE_BYTES = 8e9  # keys and values of a batch on a CPU; rows that need more are answered in smaller batches
 _WORTH_DROPPING = 0.9  # of a batch's rows still run; copying the cache pays from there on
 
 Prompt = tuple[Message, ...]
@@ -46,7 +46,7 @@ class Answering:
     new_tokens: int = 160
     temperature: float = 0.0
     seed: int = 0
-    rows: int = 256
+    rows: int = 1024
 
 
 class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -288,7 +288,9 @@ class OwnText:
         info = self.target.info
         size = 2 * info.layers * info.kv_size * self.target.model.dtype.itemsize
         longest = max(map(len, heads), default=0) + self.settings.new_tokens
-        return max(1, min(self.settings.rows, int(CACHE_BYTES / (size * longest))))
+        device = self.target.device
+        room = torch.cuda.mem_get_info(device)[0] / 3 if device.type == "cuda" else CACHE_BYTES
+        return max(1, min(self.settings.rows, int(room / (size * longest))))
 
     def _read(self) -> dict[Ids, Ids]:
         """What is in the file; a line torn by a kill is cut off."""
