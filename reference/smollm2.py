@@ -1,10 +1,9 @@
-"""The training prompts of the modules for SmolLM2, and its answers to them.
+"""The prompts that the modules for SmolLM2 learn from: it answers them itself (benchctl train --self-distil).
 
-python -m reference.smollm2 prompts instruct_train.jsonl.gz instruct_val.jsonl.gz PROMPTS
-python -m reference.smollm2 answers PROMPTS CACHE
+python -m reference.smollm2 instruct_train.jsonl.gz instruct_val.jsonl.gz text_train.jsonl.gz PROMPTS
 
-The first chooses records by source, so that no source prevails. The second puts the answers kept here, which took 40
-minutes, into a cache of `benchctl train --cache`; the file has the hash of each prompt and the ids of its answer.
+Records are chosen by source, so that no source prevails; passages of books and articles become tasks of the kinds that
+people ask for: summaries, questions, translations.
 """
 
 from __future__ import annotations
@@ -13,84 +12,82 @@ import gzip
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from benchctl.training.data.packing import Tokens
-from benchctl.training.data.reading import read_corpus
-from benchctl.training.modules.frozen import chat_of, find_target
-
 LONGEST_PROMPT = 1200  # characters
-# Prompts of each source, of 2,600; sources that are not named have none.
+# Prompts of each source; sources that are not named have none.
 COUNTS = {
-    "gpteacher_roleplay": 700,
-    "gpteacher_codegen": 400,
-    "gsm8k_train": 400,
-    "openstax_sections": 250,
-    "self_instruct_seed_tasks": 150,
-    "llms_from_scratch": 150,
-    "data_science_interviews": 100,
-    "openstax_glossary": 100,
-    "tldr": 50,
-    "factbook": 50,
-    "p3": 250,
+    "p3": 8000,
+    "gsm8k_train": 5000,
+    "gpteacher_codegen": 4000,
+    "gpteacher_roleplay": 1900,
+    "openstax_sections": 1900,
+    "openstax_glossary": 1000,
+    "llms_from_scratch": 1000,
+    "tldr": 500,
+    "factbook": 500,
+    "self_instruct_seed_tasks": 170,
+    "data_science_interviews": 140,
 }
+PASSAGES = 6000
+PASSAGE_WORDS = 60, 170  # of a passage, at least and at most
+TASKS = (
+    "Summarize the following text.\n\n{}",
+    "Write a short summary of this passage, then list its key points.\n\n{}",
+    "{}\n\nWhat is the main idea of the text above?",
+    "Use the passage to answer: what happens, who is involved and why does it matter?\n\nPassage: {}",
+    "Explain the following text to a child in simple words.\n\n{}",
+    "Write three questions that this text answers, each with its answer.\n\n{}",
+    "Translate the following text to German.\n\n{}",
+    "Translate the following text to French.\n\n{}",
+)
+HELD_OUT = 0.02  # of the passages, and of the records chosen for training as many more to measure by
+
+Record = dict[str, str]
 
 
-def chosen(records: list[dict[str, str]], share: float) -> Iterator[dict[str, str]]:
+def chosen(records: Sequence[Record], share: float) -> Iterator[Record]:
     """Of each source `share` of its number, in an order that mixes the sources."""
-    random.Random(0).shuffle(records)
     left = {source: round(count * share) for source, count in COUNTS.items()}
-    for record in records:
+    for record in random.Random(0).sample(records, len(records)):
         source = record["source"].partition("/")[0]
         if left.get(source, 0) and len(record["instruction"] + record["input"]) <= LONGEST_PROMPT:
             left[source] -= 1
             yield record
 
 
-ANSWERS = Path(__file__).with_name("smollm2-answers.jsonl.gz")
+def passage_tasks(texts: Sequence[Record], count: int) -> list[Record]:
+    """Tasks on so many passages: whole paragraphs, each used once. The output is never read: smollm2 answers itself."""
+    shortest, longest = PASSAGE_WORDS
+    paragraphs = [paragraph.strip() for text in texts for paragraph in text["text"].split("\n\n")]
+    fitting = [each for each in dict.fromkeys(paragraphs) if shortest <= len(each.split()) <= longest]
+    chance = random.Random(0)
+    passages = chance.sample(fitting, count)
+    return [
+        {"source": "passages", "instruction": chance.choice(TASKS).format(passage), "input": "", "output": "-"}
+        for passage in passages
+        if len(passage) <= LONGEST_PROMPT
+    ]
 
 
-def prompts(train: str, held_out: str, folder: str) -> None:
+def read(file: str) -> list[Record]:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def main(train: str, held_out: str, texts: str, folder: str) -> None:
+    tasks = passage_tasks(read(texts), PASSAGES)
+    kept_back = round(len(tasks) * HELD_OUT)
+    parts = {
+        "prompts.jsonl": [*chosen(read(train), 1.0), *tasks[kept_back:]],
+        "prompts_val.jsonl": [*chosen(read(held_out), HELD_OUT), *tasks[:kept_back]],
+    }
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for source, name, share in ((train, "prompts.jsonl", 1.0), (held_out, "prompts_val.jsonl", 0.1)):
-        with gzip.open(source, "rt", encoding="utf-8") as lines:
-            records = [json.loads(line) for line in lines]
+    for name, records in parts.items():
         with (Path(folder) / name).open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps(record) + "\n" for record in chosen(records, share))
-
-
-def answers(folder: str, cache: str) -> None:
-    """The file is named by the hash of target, tokenizer and settings: those of `--self-distil` with 160 tokens."""
-    corpus, chat = read_corpus((folder,)), chat_of(find_target("smollm2"))
-    records = [*corpus.train, *(record for part in corpus.held_out.values() for record in part)]
-    heads = {key(head): head for head in chat.heads(list(dict.fromkeys(record.prompt for record in records)))}
-    with gzip.open(ANSWERS, "rt", encoding="utf-8") as lines:
-        name, kept = json.loads(next(lines)), [json.loads(line) for line in lines]
-    Path(cache).mkdir(parents=True, exist_ok=True)
-    with (Path(cache) / name).open("w", encoding="utf-8") as out:
-        for sha, answer in kept:
-            if sha in heads:
-                out.write(json.dumps({"prompt": list(map(int, heads[sha])), "answer": answer}) + "\n")
-
-
-def keep(file: str) -> None:
-    """Write the answers of a cache here."""
-    pairs = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
-    with gzip.open(ANSWERS, "wt", encoding="utf-8") as out:
-        out.write(json.dumps(Path(file).name) + "\n")
-        out.writelines(
-            json.dumps([key(pair["prompt"]), pair["answer"]], separators=(",", ":")) + "\n" for pair in pairs
-        )
-
-
-def key(prompt: Sequence[int] | Tokens) -> str:
-    return blake2b(np.asarray(prompt, dtype=np.int32).tobytes(), digest_size=8).hexdigest()
+            out.writelines(json.dumps(record) + "\n" for record in records)
 
 
 if __name__ == "__main__":
-    parts: dict[str, Callable[..., None]] = {"prompts": prompts, "answers": answers, "keep": keep}
-    parts[sys.argv[1]](*sys.argv[2:])
+    main(*sys.argv[1:])

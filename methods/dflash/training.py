@@ -52,7 +52,9 @@ class Blocks:
     def states(self) -> Tensor:
         """[texts, anchors, rows - 1, width] what the LM head reads of each mask."""
         module, batch, rows = self._module, self._batch, self._positions.shape[-1]
-        context = module.hidden_norm(module.fc(torch.cat([batch.states[tap].float() for tap in self._taps], -1)))
+        context = module.hidden_norm(
+            module.fc(torch.cat([batch.states[tap].float() for tap in self._taps], -1)).float()
+        )
         root = batch.states[0].float().gather(1, self._anchors[..., None].expand(-1, -1, context.shape[-1]))
         assert module.mask is not None, "a module that can be trained"
         x = torch.cat((root[:, :, None], module.mask.expand(*root.shape[:2], rows - 1, -1)), 2)
@@ -74,7 +76,7 @@ class Blocks:
             if name == "v":
                 return values
             turn = batch.rotary(at.flatten()).view(*at.shape, 1, -1)
-            return turned(weights[f"{name}_norm"](values), turn)
+            return turned(weights[f"{name}_norm"](values.float()), turn)  # as the residual, in float32
 
         groups = sizes.num_attention_heads // sizes.num_key_value_heads
         queries = heads("q", x, self._positions)

@@ -18,8 +18,10 @@ from safetensors.torch import load_file
 from tiny import tiny_folder, tiny_model
 from torch import Tensor
 
+from benchctl.conformance.method_under_test import untrained
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.modules.folders import shares
 from benchctl.decoding.modules.trainable import Tally, Trainable
 from benchctl.errors import UserError
@@ -31,6 +33,7 @@ from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import JobContext
 from benchctl.training.modules import frozen
 from benchctl.training.modules.frozen import BatchMaker, ModuleObjective, chat_of, find_target, load_target
+from benchctl.training.modules.job import trainable_names
 from benchctl.training.modules.training_text import TrainingText
 from benchctl.training.train_options import Provenance, TeacherOptions
 from reference.recipe import ReferenceRecipe
@@ -114,6 +117,32 @@ def test_tokens_are_drawn_in_training_and_never_in_measuring(batch: Batch) -> No
     with torch.no_grad():
         assert float(few(module, batch)) != float(few(module, batch)), "another draw for each pass"
         assert few.measure(module, batch) == whole.measure(module, batch)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("narrow", [False, True], ids=["all tokens", "draft vocabulary"])
+@pytest.mark.parametrize("name", trainable_names())
+def test_a_target_in_bfloat16_teaches_modules_in_float32(name: str, narrow: bool, device: str, batch: Batch) -> None:
+    """As on a GPU by default. Tokens of a draft vocabulary have products of their own."""
+    family = "olmoe" if name == "m2r2_prefetch" else "llama"
+    model = tiny_model(family, layers=6, dtype=torch.bfloat16).to(device)
+    method = build("early_exit[head=trained]" if name == "early_exit" else name)
+    assert isinstance(method, Trainable)
+    target, ids = Target(model, None), torch.arange(0, 96, 2) if narrow else None
+    maker = BatchMaker(model, torch.device(device))
+    maker.draft_over(ids)
+    if isinstance(method, UsesDraftVocabulary):
+        method.vocabulary = DraftVocabulary(ids)
+    module = untrained(method, target)
+    objective, rows = ModuleObjective(method, maker), batch.to(torch.device(device))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        loss = objective(module, rows)
+        with torch.no_grad():
+            measured = objective.measure(module, rows)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert {weight.dtype for weight in module.parameters()} == {torch.float32}
+    assert loss.isfinite() and np.isfinite(measured["loss"].right)
+    assert any(weight.grad is not None and weight.grad.any() for weight in module.parameters())
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
@@ -172,7 +171,7 @@ class BatchMaker:
             states=states,
             final=self._norm(states[-1]),
             norm=self._norm,
-            head=self._target.get_output_embeddings(),
+            head=self._head_rows(None),
             layer=self._layer,
             rotary=self._rotate,
             stored_teacher=teacher,
@@ -189,10 +188,11 @@ class BatchMaker:
         self._draft_rows = self._head_rows(self.draft_ids)
         return {"draft vocabulary": hashlib.sha256(ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]}
 
-    def _head_rows(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+    def _head_rows(self, ids: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The LM head of these tokens, or of all. It reads states of any precision: modules keep theirs in float32."""
         head = self._target.get_output_embeddings()
-        bias = None if head.bias is None else head.bias[ids]
-        return partial(functional.linear, weight=head.weight[ids], bias=bias)
+        weight, bias = (part if part is None or ids is None else part[ids] for part in (head.weight, head.bias))
+        return lambda normed: functional.linear(normed.to(weight.dtype), weight, bias)
 
     def _teacher_pass(self, batch: Batch) -> tuple[Sequence[Tensor], TeacherOutput | None]:
         """The residuals, and the target's predictions where a store has them."""

@@ -283,6 +283,8 @@ class OwnText:
             known |= pairs
             done, tokens = done + len(batch), tokens + sum(map(len, answers))
             report(Answered(done, missing, tokens / max(self.clock() - began, 1e-9)))
+        if self.target.device.type == "cuda":
+            torch.cuda.empty_cache()  # large batches are over, and other runs may share the GPU
 
     def _rows(self, heads: Sequence[Ids]) -> int:
         info = self.target.info
