@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -187,6 +188,8 @@ class Trainer:
         check_shares(settings.stages, settings.batch_tokens, self.world)
         self.device = self.world.device(settings.device)
         self.module.to(self.device)
+        if self.device.type == "cuda":  # torch's thread for backward passes says so once, and does it
+            warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         self.position = Position(rows=[0] * len(settings.stages))
         self.log = TrainingLog(self.folder / "log.jsonl")
         self._loss = torch.compile(self.objective.__call__, dynamic=False) if settings.compiled else self.objective

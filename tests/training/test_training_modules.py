@@ -119,6 +119,7 @@ def test_tokens_are_drawn_in_training_and_never_in_measuring(batch: Batch) -> No
         assert few.measure(module, batch) == whole.measure(module, batch)
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # the first backward pass of a process on a GPU
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("narrow", [False, True], ids=["all tokens", "draft vocabulary"])
 @pytest.mark.parametrize("name", trainable_names())
