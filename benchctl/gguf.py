@@ -272,18 +272,24 @@ def _names(file: Path, reader: Any, config: dict[str, Any]) -> dict[str, str]:
 
 
 def weights_of(config: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """GGUF's name and the shape of each weight of a model with this configuration, by transformers' name."""
+    """GGUF's name and the shape of each weight of a model with this configuration, by transformers' name.
+
+    Raises UserError for a weight that GGUF does not know.
+    """
     from gguf import MODEL_ARCH, get_tensor_name_map
     from torch import device
     from transformers import AutoModelForCausalLM
 
     with device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    names = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
-    return {
-        name: (str(names.get_name(name, (".weight", ".bias"))), tuple(parameter.shape))
-        for name, parameter in model.named_parameters()
-    }
+    places = get_tensor_name_map(MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    weights = dict[str, tuple[str, tuple[int, ...]]]()
+    for name, parameter in model.named_parameters():
+        theirs = places.get_name(name, (".weight", ".bias"))
+        if theirs is None:
+            raise UserError("not_exportable", f"GGUF files have no place for the weight {name} of this model.")
+        weights[name] = (theirs, tuple(parameter.shape))
+    return weights
 
 
 def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], folder: Path) -> None:

@@ -19,7 +19,7 @@ from benchctl.errors import UserError
 
 FileType = Literal["F32", "F16"]
 _VERSION = 2  # of what is written; another one is written again
-_WEIGHTS = "model*.safetensors"  # transformers' names
+WEIGHTS = "model*.safetensors"  # transformers' names
 _UNUSED = ".rotary_emb.inv_freq"  # in older Llama checkpoints; it follows from the configuration
 _MOST_ENDS = 3  # tokens that end an answer, which GGUF has fields for
 _INSTEAD = "Name a GGUF file of the same weights: llama_cpp[gguf=FILE] or openvino[weights=FILE]."
@@ -32,9 +32,10 @@ def exported(source: Path, cache_folder: Path, file_type: FileType, notify: gguf
     room.
     """
     model = check_exportable(source)
-    out = cache_folder / f"{source.name}-{_hash(source)[:12]}-v{_VERSION}-{file_type}{gguf.SUFFIX}"
+    ends = "+".join(map(str, sorted(model.stop_ids)))
+    out = cache_folder / f"{source.name}-{_hash(source)[:12]}-ends-{ends}-v{_VERSION}-{file_type}{gguf.SUFFIX}"
     if not out.is_file():
-        size = sum(each.stat().st_size for each in source.glob(_WEIGHTS))
+        size = sum(each.stat().st_size for each in source.glob(WEIGHTS))
         notify(f"Writing {out}, once.")
         with gguf.room_for(out, size * 2) as partial:  # twice, if the folder has two bytes for each weight
             _write(source, model, file_type, partial / out.name)
@@ -52,7 +53,7 @@ def check_exportable(source: Path) -> TargetTokenizer:
         )
     model = load_tokenizer(source)
     config, rope = model.config, getattr(model.config, "rope_parameters", None) or {}
-    if config.model_type not in gguf.CLASSES or not list(source.glob(_WEIGHTS)):
+    if config.model_type not in gguf.CLASSES or not list(source.glob(WEIGHTS)):
         known = ", ".join(gguf.CLASSES)
         message = f"{source}: only models of {known} in safetensors can be written as GGUF files. {_INSTEAD}"
         raise UserError("not_exportable", message)
@@ -66,7 +67,8 @@ def check_exportable(source: Path) -> TargetTokenizer:
     if not 1 <= len(model.stop_ids) <= _MOST_ENDS:
         message = (
             f"{source}: a GGUF file names 1 to {_MOST_ENDS} tokens that end an answer, and this model has "
-            f"{len(model.stop_ids)}. They are eos_token_id in generation_config.json, or else in config.json."
+            f"{len(model.stop_ids)}. They are eos_token_id in generation_config.json, or else in config.json, or else "
+            "the tokenizer's end token."
         )
         raise UserError("no_end_token", message)
     return model
@@ -74,7 +76,7 @@ def check_exportable(source: Path) -> TargetTokenizer:
 
 @cache
 def _hash(source: Path) -> str:
-    files = (source / "config.json", source / "generation_config.json", *sorted(source.glob(_WEIGHTS)))
+    files = (source / "config.json", source / "generation_config.json", *sorted(source.glob(WEIGHTS)))
     return hashlib.sha256("".join(map(gguf.sha256_of, filter(Path.is_file, files))).encode()).hexdigest()
 
 
@@ -127,7 +129,8 @@ def _add_weights(writer: Any, source: Path, config: Any, file_type: FileType) ->
     def number_format(shape: tuple[int, ...]) -> np.dtype[Any]:
         return np.dtype("float16" if file_type == "F16" and len(shape) > 1 else "float32")
 
-    weights, places = gguf.weights_of(config), _places(source, config)
+    weights = gguf.weights_of(config)
+    places = _places(source, config, {name: shape for name, (_, shape) in weights.items()})
     interleaved = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     writer.add_file_type(LlamaFileType.ALL_F32 if file_type == "F32" else LlamaFileType.MOSTLY_F16)
     for theirs, shape in weights.values():
@@ -143,20 +146,19 @@ def _add_weights(writer: Any, source: Path, config: Any, file_type: FileType) ->
         if config.model_type == "llama" and heads is not None:
             values = _in_pairs(values, heads)
         kind = number_format(shape)
-        if abs(values).max() > np.finfo(kind).max:
+        if kind == np.float16 and abs(values).max() > np.finfo(kind).max:
             message = f"{source}: the weight {name} is too large for float16. Leave out --weights float16."
             raise UserError("too_large_for_float16", message)
         writer.write_tensor_data(values.astype(kind))
 
 
-def _places(source: Path, config: Any) -> dict[str, Path]:
+def _places(source: Path, config: Any, expected: dict[str, tuple[int, ...]]) -> dict[str, Path]:
     """The file of each weight by transformers' name; a tied LM head is left out, as in GGUF files. Raises UserError
-    unless they are those of the configuration."""
+    unless they are ``expected``, shapes by name."""
     from safetensors import safe_open
 
-    expected = {name: shape for name, (_, shape) in gguf.weights_of(config).items()}
     found, places = dict[str, tuple[int, ...]](), dict[str, Path]()
-    for place in sorted(source.glob(_WEIGHTS)):
+    for place in sorted(source.glob(WEIGHTS)):
         with safe_open(place, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 it is no mapping
                 is_tied = name == "lm_head.weight" and config.tie_word_embeddings

@@ -42,7 +42,7 @@ TASKS = (
     "Translate the following text to German.\n\n{}",
     "Translate the following text to French.\n\n{}",
 )
-HELD_OUT = 0.02  # of the passages, and of the records chosen for training as many more to measure by
+HELD_OUT = 0.02  # of the passages; records to measure by are this share of COUNTS
 
 Record = dict[str, str]
 
@@ -58,7 +58,7 @@ def chosen(records: Sequence[Record], share: float) -> Iterator[Record]:
 
 
 def passage_tasks(texts: Sequence[Record], count: int) -> list[Record]:
-    """Tasks on so many passages: whole paragraphs, each used once. The output is never read: smollm2 answers itself."""
+    """Tasks on at most so many passages, each used once. The outputs are never read: smollm2 writes its own answers."""
     shortest, longest = PASSAGE_WORDS
     paragraphs = [paragraph.strip() for text in texts for paragraph in text["text"].split("\n\n")]
     fitting = [each for each in dict.fromkeys(paragraphs) if shortest <= len(each.split()) <= longest]

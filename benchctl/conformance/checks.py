@@ -176,7 +176,7 @@ def chances_of(next_logits: Callable[[Text], Tensor], stop_ids: Set[int] = froze
 def engaged(subject: MethodUnderTest, models: RandomModels) -> Result:
     """Drafts are accepted, or layers skipped.
 
-    So the other checks have something to find. It never fails.
+    Otherwise the other checks would have little to find. This one never fails.
     """
     method, full = subject.prepared(models), models.target.layers
     steps = [
@@ -287,7 +287,7 @@ def isolation(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def determinism(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """The same seed gives the same answer in the same steps."""
+    """The same seed gives the same answer and steps."""
     prompt = prompt_of(_PROMPT_TOKENS)
     one, other = (answer(subject.prepared(models), models, prompt, NEW_TOKENS, _SAMPLED) for _ in range(2))
     if problem := _differs(one, other, "once", "again with the same seed"):
@@ -314,9 +314,9 @@ def batches(subject: MethodUnderTest, models: RandomModels) -> Result:
 
 
 def replay(subject: MethodUnderTest, models: RandomModels) -> Result:
-    """It writes a forced text.
+    """A forced text is written in the same steps.
 
-    Forced to write its own answer, it takes the same steps. It also writes any other text, or is skipped.
+    That text is the method's own answer. A method that cannot write any other text is skipped.
     """
     prompt, other = prompt_of(_PROMPT_TOKENS), prompt_of(NEW_TOKENS)
     free = answer(subject.prepared(models), models, prompt, NEW_TOKENS)

@@ -115,7 +115,7 @@ def untrained(method: Trainable, target: Target, seed: int = 0) -> nn.Module:
             if weight.ndim == 2:
                 outputs, inputs = weight.shape
                 noise = torch.randn(inputs if weight.any() else outputs, inputs, dtype=torch.float64) / inputs**0.5
-                noise = noise.to(weight.device)  # drawn on the CPU: the same weights on every device
+                noise = noise.to(weight.device)  # drawn by the CPU's generator
                 level = 1.0 if outputs == 1 else QUIET
                 weight.copy_(weight.double() + 0.5 * weight.double() @ noise if weight.any() else level * noise)
     return module

@@ -88,7 +88,7 @@ def greedy(case: Case) -> Result:
 def steps(case: Case) -> Result:
     """Each step follows from the text before it.
 
-    In what it drafts, accepts and commits: `plain_drafter` shows that, or a fresh start of the method. Verification
+    `plain_drafter`, or a fresh start of the method, shows what it must draft, accept and commit. Verification
     corrects the text whatever the draft was, so a wrong mask, a wrong position or a stale draft cache shows only here.
     A fresh start finds what a stale cache does, but not what every start does wrong.
     """
@@ -159,7 +159,7 @@ def _counted(number: int, noun: str, case: Case) -> str:
 def sampled(case: Case) -> Result:
     """Short answers have the target's distribution, exactly.
 
-    By every way that draws can go.
+    All ways that draws can go are tried.
     """
     if reason := not_sampled(case.method):
         return reason
@@ -171,8 +171,8 @@ def sampled(case: Case) -> Result:
 def draws(case: Case) -> Result:
     """Drawn answers have the target's frequencies.
 
-    By a G-test of answers drawn with different seeds. Enumeration does not see how numbers are drawn. Some answers are
-    decoded. The others follow from their numbers where the method allows that: see Drawing.
+    This is a G-test of answers drawn with different seeds. Enumeration does not see how numbers are drawn. Some answers
+    are decoded. The others follow from their numbers where the method allows that: see Drawing.
     """
     if reason := not_sampled(case.method):
         return reason

@@ -37,7 +37,7 @@ class OpenVINO(Engine):
             raise ValueError("lookup must be at least 0 and draft_tokens at least 1")
         if self.draft and self.lookup:
             raise ValueError("draft and lookup are two ways to draft; name one")
-        self._generate: Callable[[Question], Answer] | None = None
+        self._pipeline: Any = None
 
     def plain(self) -> OpenVINO:
         return replace(self, draft="", lookup=0, draft_tokens=5)
@@ -49,81 +49,24 @@ class OpenVINO(Engine):
             check_gguf(model)
 
     def start(self, deployment: Deployment) -> EngineInfo:
-        import numpy
-        import openvino
         import openvino_genai
 
-        path = self.weights or deployment.as_gguf(deployment.target)
         if deployment.dtype not in _PRECISION:
             raise UserError(
                 "number_format",
                 f"OpenVINO computes in {', '.join(_PRECISION)}, not in {deployment.dtype}: give another --dtype.",
             )
-        properties: dict[str, Any] = {
-            "INFERENCE_NUM_THREADS": deployment.threads,
-            "INFERENCE_PRECISION_HINT": _PRECISION[deployment.dtype],
-            "KV_CACHE_PRECISION": _PRECISION[deployment.dtype],
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # activations keep the format, also with quantised weights
-        }
-        properties |= {"prompt_lookup": True} if self.lookup else {}
-        scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False  # the pipeline's own default is True
-        scheduler.max_num_batched_tokens = deployment.context_tokens  # a prompt in one pass, as in its own default
-        properties["scheduler_config"] = scheduler
+        path = self.weights or deployment.as_gguf(deployment.target)
         draft = deployment.as_gguf(self.draft) if self.draft else ""
         try:
+            properties = self._properties(deployment)
             if draft:
                 properties["draft_model"] = openvino_genai.draft_model(_as_folder(draft), "CPU", **properties)
-            pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
+            self._pipeline = openvino_genai.LLMPipeline(path, "CPU", **properties)
         except (RuntimeError, IndexError, ValueError) as error:
             raise UserError(
                 "engine_did_not_start", f"OpenVINO cannot load {' or '.join(filter(None, (path, draft)))}: {error}"
             ) from error
-        config = openvino_genai.GenerationConfig()  # not that of the model's files
-        config.do_sample, config.apply_chat_template = False, False
-        if self.lookup:
-            config.max_ngram_size, config.num_assistant_tokens = self.lookup, self.draft_tokens
-        elif self.draft:
-            config.num_assistant_tokens = self.draft_tokens
-
-        class Marks(openvino_genai.StreamerBase):  # type: ignore[misc]  # it has no types
-            """Called once in each step, with its tokens."""
-
-            def __init__(self, clock: Callable[[], float]) -> None:
-                super().__init__()
-                self.clock, self.started_s, self.chunks = clock, clock(), list[Chunk]()
-
-            def write(self, token: int | list[int]) -> Any:
-                ids = tuple(token) if isinstance(token, list) else (token,)
-                self.chunks.append(Chunk(self.clock() - self.started_s, ids))
-                return openvino_genai.StreamingStatus.RUNNING
-
-            def end(self) -> None:
-                """Nothing is kept back."""
-
-        def generate(question: Question) -> Answer:
-            config.max_new_tokens, config.stop_token_ids = question.max_new_tokens, set(question.stop_ids)
-            marks = Marks(question.clock)
-            result = pipeline.generate(openvino.Tensor(numpy.array([question.prompt_ids])), config, marks)
-            stopped = result.finish_reasons[0] == openvino_genai.GenerationFinishReason.STOP
-            steps, counts = len(marks.chunks) - 1, Counts()
-            if self.lookup:  # it does not report how much it drafted
-                counts = Counts(steps)
-            elif self.draft:
-                reported, after_first = result.extended_perf_metrics, len(result.tokens[0]) - 1
-                drafted, accepted = reported.get_num_draft_tokens(), reported.get_num_accepted_tokens()
-                # Its sums leave out the step that ends the answer.
-                is_whole = not stopped and after_first == steps + accepted
-                counts = Counts(steps, drafted, accepted) if is_whole else Counts(steps)
-            return Answer(
-                tuple(marks.chunks),
-                "stop" if stopped else "length",
-                counts,
-                prompt_tokens=result.perf_metrics.get_num_input_tokens(),
-                new_tokens=len(result.tokens[0]),
-            )
-
-        self._generate = generate
         return EngineInfo(
             name="OpenVINO GenAI",
             version=openvino_genai.__version__,
@@ -134,12 +77,83 @@ class OpenVINO(Engine):
             steps_from="chunks",
         )
 
+    def _properties(self, deployment: Deployment) -> dict[str, Any]:
+        import openvino_genai
+
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # the pipeline's own default is True
+        scheduler.max_num_batched_tokens = deployment.context_tokens  # a prompt in one pass, as in its own default
+        precision = _PRECISION[deployment.dtype]
+        return {
+            "INFERENCE_NUM_THREADS": deployment.threads,
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": precision,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # activations keep the format, also with quantised weights
+            "scheduler_config": scheduler,
+            **({"prompt_lookup": True} if self.lookup else {}),
+        }
+
     def answer(self, question: Question) -> Answer:
-        assert self._generate is not None, "it has started"
-        return self._generate(question)
+        import numpy
+        import openvino
+        from openvino_genai import GenerationFinishReason
+
+        chunks = list[Chunk]()
+        prompt = openvino.Tensor(numpy.array([question.prompt_ids]))
+        result = self._pipeline.generate(prompt, self._config(question), _streamer(question.clock, chunks))
+        stopped = result.finish_reasons[0] == GenerationFinishReason.STOP
+        return Answer(
+            tuple(chunks),
+            "stop" if stopped else "length",
+            self._counts(result, len(chunks) - 1, stopped),
+            prompt_tokens=result.perf_metrics.get_num_input_tokens(),
+            new_tokens=len(result.tokens[0]),
+        )
+
+    def _config(self, question: Question) -> Any:
+        import openvino_genai
+
+        config = openvino_genai.GenerationConfig()  # not that of the model's files
+        config.do_sample, config.apply_chat_template = False, False
+        config.max_new_tokens, config.stop_token_ids = question.max_new_tokens, set(question.stop_ids)
+        if self.lookup:
+            config.max_ngram_size = self.lookup
+        if self.lookup or self.draft:
+            config.num_assistant_tokens = self.draft_tokens
+        return config
+
+    def _counts(self, result: Any, steps: int, stopped: bool) -> Counts:
+        """What it reports of its drafts; nothing with ``lookup``."""
+        if not self.draft:
+            return Counts(steps) if self.lookup else Counts()
+        reported, after_first = result.extended_perf_metrics, len(result.tokens[0]) - 1
+        drafted, accepted = reported.get_num_draft_tokens(), reported.get_num_accepted_tokens()
+        # Its sums leave out the step that ends the answer.
+        is_whole = not stopped and after_first == steps + accepted
+        return Counts(steps, drafted, accepted) if is_whole else Counts(steps)
 
     def stop(self) -> None:
-        self._generate = None
+        self._pipeline = None
+
+
+def _streamer(clock: Callable[[], float], chunks: list[Chunk]) -> Any:
+    """Adds a chunk with its time for each step, from now on."""
+    import openvino_genai
+
+    started_s = clock()
+
+    class Marks(openvino_genai.StreamerBase):  # type: ignore[misc]  # it has no types
+        """Called once in each step, with its tokens."""
+
+        def write(self, token: int | list[int]) -> Any:
+            ids = tuple(token) if isinstance(token, list) else (token,)
+            chunks.append(Chunk(clock() - started_s, ids))
+            return openvino_genai.StreamingStatus.RUNNING
+
+        def end(self) -> None:
+            """Nothing is kept back."""
+
+    return Marks()
 
 
 def _as_folder(file: str) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from benchctl import bundled, gguf
+from benchctl.decoding.model.tokenizer import downloaded_file
 from benchctl.errors import UserError
-from benchctl.gguf_export import FileType, check_exportable, exported
+from benchctl.gguf_export import WEIGHTS, FileType, check_exportable, exported
 from benchctl.records.schema import EngineInfo
 
 Finish = Literal["stop", "length"]
@@ -42,8 +43,7 @@ class Deployment:
         """The GGUF file of a model, which is named as with --model; it is written into the cache if it is none."""
         if model.endswith(gguf.SUFFIX):
             return model
-        folder = Path(bundled.resolve(model))
-        return str(exported(folder, bundled.cache_folder() / "gguf", self.weights, self.notify))
+        return str(exported(_folder_of(model), bundled.cache_folder() / "gguf", self.weights, self.notify))
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,20 @@ class Answer:
 def check_gguf(model: str) -> None:
     """Raises UserError for a model that is no GGUF file here and cannot be written as one, before weights are read."""
     if not model.endswith(gguf.SUFFIX):
-        check_exportable(Path(bundled.resolve(model)))
+        check_exportable(_folder_of(model))
     elif not Path(model).is_file():
         raise UserError("unknown_model", f"{model}: no such file; name a GGUF file that is there.")
+
+
+def _folder_of(model: str) -> Path:
+    """Where the files of an embedded name, a folder or a hub id are. Raises UserError for an id that is not here."""
+    path = bundled.resolve(model)
+    if isinstance(path, Path):
+        return path
+    config = downloaded_file(path, "config.json")
+    if config is None or not list(config.parent.glob(WEIGHTS)):
+        raise UserError("not_fetched", f"{model}: the engine needs its files on this machine: benchctl fetch {model}")
+    return config.parent
 
 
 class Engine(ABC):

@@ -188,8 +188,6 @@ class Trainer:
         check_shares(settings.stages, settings.batch_tokens, self.world)
         self.device = self.world.device(settings.device)
         self.module.to(self.device)
-        if self.device.type == "cuda":  # torch's thread for backward passes says so once, and does it
-            warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
         self.position = Position(rows=[0] * len(settings.stages))
         self.log = TrainingLog(self.folder / "log.jsonl")
         self._loss = torch.compile(self.objective.__call__, dynamic=False) if settings.compiled else self.objective
@@ -229,6 +227,12 @@ class Trainer:
 
         Raises UserError when the loss is not finite, when the disk is full, and when the folder holds another run.
         """
+        with warnings.catch_warnings():
+            # On a GPU, torch reports that its thread for backward passes had to set itself up; it did.
+            warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
+            return self._train()
+
+    def _train(self) -> dict[str, dict[str, Tally]]:
         self._begin()
         self.module.train()
         saved_at = mark = self.clock()

@@ -76,7 +76,7 @@ class Blocks:
             if name == "v":
                 return values
             turn = batch.rotary(at.flatten()).view(*at.shape, 1, -1)
-            return turned(weights[f"{name}_norm"](values.float()), turn)  # as the residual, in float32
+            return turned(weights[f"{name}_norm"](values.float()), turn)  # norms have weights in float32
 
         groups = sizes.num_attention_heads // sizes.num_key_value_heads
         queries = heads("q", x, self._positions)

@@ -48,7 +48,7 @@ class RidingRows:
         """[rows, tokens, pseudo-rows, width] what the LM head reads of each."""
         batch, module = self._batch, self._module
         rows, states = batch.tokens.shape[0], module.begin(batch.states[module.layer].float()[:, self._places])
-        state = states.reshape(-1, states.shape[-1])
+        state = states.reshape(-1, states.shape[-1]).float()
         for index in range(module.layer, len(batch.states) - 1):
             state = self._through(index, state)
         return batch.norm(state.view(rows, len(self._places), module.rows, -1))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from documents import DOCS, blocks
 from fake_engine import PROBE, SLOW_S, VERSION, FakeEngine, counting, program, running, speculating, wait_for
+from tiny import tiny_folder
 
 from benchctl.decoding.loop import Generation
 from benchctl.engines.openai import OpenAI
@@ -22,7 +23,7 @@ from benchctl.errors import UserError
 from benchctl.measuring.clock import Clock
 from benchctl.registry import build_engine, parse_label
 from benchctl.serving.client import KEY, Client
-from benchctl.serving.engine import Deployment, Engine, Question
+from benchctl.serving.engine import Deployment, Engine, Question, check_gguf
 from benchctl.serving.ledger import settle
 from benchctl.serving.served import Served
 
@@ -233,7 +234,7 @@ def test_a_program_that_is_missing_or_a_target_that_it_cannot_read_is_named() ->
     missing = build_engine(parse_label("llama_cpp[server=no-such-server]"))
     assert error_of(lambda: missing.check("model.gguf")) == "engine_not_found"
     there = build_engine(parse_label("llama_cpp[server=sh]"))
-    assert error_of(lambda: there.check("owner/name")) == "no_model_folder"
+    assert error_of(lambda: there.check("owner/name")) == "not_fetched"
     mixed = build_engine(parse_label(f"llama_cpp[server=sh,draft={__file__}]"))
     assert error_of(lambda: mixed.check("ref-dense")) == "unknown_model"
 
@@ -331,3 +332,19 @@ def test_nothing_is_left_running_however_benchctl_ends(number: signal.Signals, t
         for pid in running(tmp_path):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def test_an_engine_takes_a_hub_id_whose_files_are_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers.utils.hub import constants  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("benchctl.decoding.model.tokenizer.hub_reachable", lambda: False)
+    of_id = tmp_path / "models--owner--tiny"
+    snapshot = tiny_folder(of_id / "snapshots" / "0123")
+    (of_id / "refs").mkdir()
+    (of_id / "refs" / "main").write_text("0123")
+    check_gguf("owner/tiny")
+    for weights in snapshot.glob("*.safetensors"):
+        weights.unlink()
+    assert error_of(lambda: check_gguf("owner/tiny")) == "not_fetched"
+    assert error_of(lambda: check_gguf("owner/other")) == "not_fetched"

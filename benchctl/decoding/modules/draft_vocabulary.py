@@ -72,6 +72,17 @@ class DraftVocabulary:
         assert self.ids is not None, "a subset"
         return tuple(self.ids.tolist())
 
+    @cached_property
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
+
+    def _ids_on(self, device: torch.device) -> Tensor:
+        """The ids on ``device``, copied there once: a copy at each step would be part of the step's time."""
+        assert self.ids is not None, "a subset"
+        if device not in self._copies:
+            self._copies[device] = self.ids.to(device)
+        return self._copies[device]
+
     @property
     def _columns(self) -> Tensor | None:
         return self.ids if self.own_ids is None else self.own_ids
@@ -90,7 +101,7 @@ class DraftVocabulary:
 
     def ids_at(self, places: Tensor) -> Tensor:
         """The ids behind the logits at ``places``."""
-        return places if self.ids is None else self.ids.to(places.device)[places]
+        return places if self.ids is None else self._ids_on(places.device)[places]
 
     def counters(self, answer: Sequence[int]) -> dict[str, float]:
         """What the harness counts for an answer: tokens that are scored, and those of the answer that are not."""
@@ -103,7 +114,7 @@ class DraftVocabulary:
         """Probabilities [rows, k] as [rows, vocabulary]: 0 for the tokens that are not scored."""
         if self.ids is None:
             return F.pad(probs, (0, vocabulary - probs.shape[-1]))
-        return probs.new_zeros(probs.shape[0], vocabulary).index_copy_(-1, self.ids.to(probs.device), probs)
+        return probs.new_zeros(probs.shape[0], vocabulary).index_copy_(-1, self._ids_on(probs.device), probs)
 
 
 ALL_TOKENS = DraftVocabulary()
