@@ -128,10 +128,10 @@ def test_openvino_drafts_with_a_model(folder: Path, new_tokens: int, are_reporte
 
 
 @openvino
-def test_a_model_of_the_hub_is_refused_before_anything_is_loaded() -> None:
+def test_a_hub_id_whose_files_are_not_here_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(UserError) as error:
         build_engine(parse_label("openvino")).check("owner/name")
-    assert error.value.id == "no_model_folder"
+    assert error.value.id == "not_fetched"
 
 
 @llama_server
