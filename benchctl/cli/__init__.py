@@ -14,7 +14,7 @@ from benchctl.errors import InvalidData, UserError, is_out_of_memory
 GROUPS = {
     "Measure": {
         "run": "Measure methods against the baseline",
-        "demo": "Measure every method on embedded prompts",
+        "demo": "Measure methods on embedded prompts",
         "sweep": "Plan many runs, and execute them on many machines",
     },
     "Read": {

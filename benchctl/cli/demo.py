@@ -1,4 +1,4 @@
-"""`benchctl demo`: every method measured, compared, drawn and reported by the usual verbs."""
+"""`benchctl demo`: methods measured, compared, drawn and reported by the usual verbs."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ _OF_REAL = f"{REAL} has 135 million parameters and 4-bit weights: these speed-up
 )
 @click.pass_context
 def demo(context: click.Context, out: Path | None) -> None:
-    """Measure every method on embedded prompts; show table, plot and report. No network, no GPU.
+    """Measure methods on embedded prompts; show table, plot and report. No network, no GPU.
 
+    Methods whose modules are not in the package are left out.
     The target is smollm2 if `benchctl fetch smollm2` was run before, otherwise an embedded model. It takes one to three
     minutes on two cores, with smollm2 up to six. It uses `run`, `compare`, `plot` and `report`. Ctrl-C keeps what is
     measured.
@@ -67,8 +68,8 @@ def demo(context: click.Context, out: Path | None) -> None:
     files = (folder / "methods.jsonl", folder / "experts.jsonl")
     try:
         click.echo(
-            f"Measuring {'every method' if dense == every else 'methods'} with {targets[0]} on {prompts} prompts from "
-            "each of two suites. Ctrl-C stops and keeps the results.",
+            f"Measuring methods with {targets[0]} on {prompts} prompts from each of two suites. Ctrl-C stops and keeps "
+            "the results.",
             err=True,
         )
         if left_out := [label for label in every if label not in dense]:
