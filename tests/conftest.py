@@ -16,6 +16,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
+# Files that take long. xdist would begin with those of many tests, and end with one of these on one worker.
+LONG = (
+    "test_lowest_versions",
+    "test_packaging",
+    "test_drop_in",
+    "test_sweep_jobs",
+    "test_matrix",
+    "test_draft_vocabulary",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long files first."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
 
 
 @pytest.fixture(scope="session")

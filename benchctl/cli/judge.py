@@ -19,7 +19,6 @@ from benchctl.options import changed_options, options_of, setting
 
 if TYPE_CHECKING:
     from benchctl.cli.display import JudgeDisplay
-    from benchctl.judging.budget import Price
     from benchctl.judging.judge import Judge
     from benchctl.judging.scoring import JudgeSettings, Judging
     from benchctl.measuring.prompts.files import Prompt
@@ -195,6 +194,7 @@ def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite
 
 def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSettings:
     """The settings of a judging, its judge prepared. Raises UserError for what a user can fix."""
+    from benchctl.judging.budget import price_of
     from benchctl.judging.items import JudgeName
     from benchctl.judging.judge import Place
     from benchctl.judging.scoring import JudgeSettings
@@ -208,7 +208,7 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
         cache=options.cache or files[0].path.parent / CACHE,
         baseline=options.baseline_label,
         samples=options.repeats,
-        price=_price(judge, options),
+        price=price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url),
         max_usd=options.max_usd,
         concurrency=options.concurrency,
         tries=options.tries,
@@ -229,12 +229,6 @@ def _build_judge(options: JudgeOptions) -> tuple[Label, Judge]:
                 "unused_judge_option", f"{label.name} does not use --{option.replace('_', '-')}. Leave it out."
             )
     return label, judge
-
-
-def _price(judge: Judge, options: JudgeOptions) -> Price | None:
-    from benchctl.judging.budget import price_of
-
-    return price_of(judge.model, options.price_in, options.price_out, at_usual_address=not options.base_url)
 
 
 def judge_label(options: JudgeOptions) -> Label:

@@ -122,6 +122,7 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
 
     Files of scores, which such a pattern also matches, are skipped.
 
+    Files without generations are left out. If no file has any, all are returned, so that the caller's error names them.
     Raises UserError for a pattern without a match, for a file that cannot be read, and for a copy of another one.
     """
     from benchctl.records.scores import is_scores
@@ -148,7 +149,7 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
                     "same_run_twice",
                     f"{file.path}: contains the same run as {earlier.path}, which would count twice. Name only one.",
                 )
-    return files
+    return full or files
 
 
 def read_scores(names: Sequence[str]) -> list[Score]:

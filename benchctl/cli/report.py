@@ -61,6 +61,6 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
         out.write_text(page.html, encoding="utf-8")
     except OSError as error:
         problem = f"{out}: cannot be written: {error.strerror}. Give another --out."
-        raise UserError("file_not_writable", problem) from error
+        raise UserError("cannot_write", problem) from error
     size = out.stat().st_size / 1e6
     click.echo(f"Report: {out} ({size:.1f} MB, {page.shown_answers} of {page.answers} answers)")

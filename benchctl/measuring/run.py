@@ -64,7 +64,6 @@ class RunSummary:
     for which there was no memory.
     """
 
-    run: Run
     measured: int
     recalled: int
     failed: int
@@ -154,7 +153,6 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
             gc.unfreeze()
         guard.check("A method of this run")
         return RunSummary(
-            run=writer.stored.run,
             measured=session.measured,
             recalled=session.done - session.measured,
             failed=session.failed,

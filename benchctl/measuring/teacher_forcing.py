@@ -30,7 +30,7 @@ from torch import Tensor
 
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, decode, untimed
-from benchctl.decoding.method import Context, Method
+from benchctl.decoding.method import CarriesOver, Context, Method
 from benchctl.decoding.model.likelihood import Likelihood, likelihood, logprobs
 from benchctl.decoding.model.target import Target
 from benchctl.measuring.verdict import BaselineAnswers
@@ -106,6 +106,8 @@ def own_logits(method: Method, target: Target, request: DecodeRequest, answer: S
     None if the method gives another answer. Raises NotItsOwn if it does not choose every token from its own logits.
     """
     recorder = _Recorder(method)
+    if isinstance(method, CarriesOver):  # decode gives its store to the recorder only
+        method.store = method.new_store() if request.store is None else request.store
     decode(recorder, target, replace(request, clock=untimed, timer=None, profile=False))
     repeated = [token for _, token in recorder.choices] == list(answer)
     return [logits for logits, _ in recorder.choices] if repeated else None

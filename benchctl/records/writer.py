@@ -1,6 +1,5 @@
 """Files of records: read, and appended to so that a kill at any moment costs only the generation in flight."""
 
-import fcntl
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchctl.errors import InvalidData, UserError
+from benchctl.locks import try_lock
 from benchctl.records.reader import StoredRows, index, is_json, run_of, torn_batch, with_current_labels
 from benchctl.records.schema import ModelInfo, Row, Run, SuiteInfo, to_line
 
@@ -174,11 +174,9 @@ class LineFile:
         os.close(self._file)
 
     def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not try_lock(self._file):
             wait = f"Wait for it, or {self._instead[0].lower()}{self._instead[1:]}"
-            raise UserError("file_in_use", f"{self.path}: another {self._writer} is writing it. {wait}") from error
+            raise UserError("file_in_use", f"{self.path}: another {self._writer} is writing it. {wait}")
 
     def cut(self, size: int) -> None:
         """Keep the first `size` bytes, the last of which ends a line: a line that lacks only its end is given it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from benchctl.locks import try_lock
 from benchctl.sweeps.folder import finished_of, log_of
 from benchctl.sweeps.spec import Unit
 
@@ -71,11 +71,7 @@ def _lock(name: str, until: ExitStack) -> bool:
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o644))
     handle = os.open(path, os.O_RDONLY)  # of another user it can only be read, which is enough
     until.callback(os.close, handle)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    return try_lock(handle)
 
 
 class Settings(NamedTuple):

@@ -5,7 +5,6 @@ A checkpoint is a folder `step-<n>` of model.safetensors, optimizer.pt, position
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pickle
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from benchctl.errors import UserError
+from benchctl.locks import try_lock, wait_for_lock
 
 KEEP = 2
 FINGERPRINT = "fingerprint.json"
@@ -178,7 +178,7 @@ def kept(path: Path, what: str, room: str = "free some space") -> Iterator[None]
         yield
     except OSError as error:
         raise UserError(
-            "file_not_writable",
+            "cannot_write",
             f"{path}: cannot be written ({error.strerror}); {room}, then repeat the command with --resume: the {what} "
             "that are there are kept",
         ) from error
@@ -195,7 +195,7 @@ def writing(folder: Path, what: str) -> Iterator[None]:
         at = next(path for path in (folder, *folder.parents) if path.exists())
         free = f"{shutil.disk_usage(at).free / 1e6:,.0f} MB are free there"
         raise UserError(
-            "file_not_writable",
+            "cannot_write",
             f"{folder}: cannot write {what} ({_said(error)}); {free}.\nFree some space; {kept}.",
         ) from error
 
@@ -245,12 +245,8 @@ def locked(path: Path, busy: Callable[[], None]) -> IO[str]:
     """
     with ExitStack() as closing:
         file = closing.enter_context(path.open("a"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno()):
             busy()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
-            pass
+            wait_for_lock(file.fileno())
         closing.pop_all()
     return file

@@ -102,7 +102,7 @@ def test_a_prompt_that_lost_a_repeat_stays_with_those_it_has() -> None:
     ("file", "id"),
     [
         (file_of(noisy_rows(8, 1, 0.1, 0)), "too_few_repeats"),
-        (file_of(noisy_rows(1, 8, 0.1, 0)), "too_few_repeats"),
+        (file_of(noisy_rows(4, 8, 0.1, 0)), "too_few_repeats"),
         (file_of([]), "too_few_repeats"),
         (file_of(noisy_rows(8, 4, 0.1, 0), replace(RUN, temperature=1.0)), "sampled_answers"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from compared import group_of, value_of
+from compared import figures_of, group_of, value_of
 from fixtures_records import BASELINE, DRAFTED, RUN, baseline_row, batch, drafted_row, failed, usual_rows
 from warned import warned
 
@@ -47,6 +47,14 @@ def test_the_baselines_share_of_the_bound_is_a_ratio_of_sums() -> None:
     group = group_of(rows, SIZED)
     assert value_of(group, BANDWIDTH_SHARE, BASELINE) == pytest.approx(1.56 / 8)
     assert value_of(group, BANDWIDTH_SHARE, DRAFTED) is None
+
+
+def test_a_share_above_the_bound_is_inside_its_interval() -> None:
+    """Steps of 0.1 ms, of weights that stay in a cache: 1.95 times the bound. The interval once ended at 1."""
+    rows = [baseline_row(f"p{number}", step_s=1e-4 * (1 + number / 50)) for number in range(6)]
+    estimate = figures_of(group_of(rows, SIZED), BASELINE).estimate(BANDWIDTH_SHARE)
+    assert estimate.value is not None and estimate.interval is not None
+    assert 1 < estimate.interval.low < estimate.value < estimate.interval.high
 
 
 def test_energy_per_token_is_over_the_rows_that_tell_it() -> None:

@@ -9,8 +9,9 @@ from typing import Literal
 import click
 import pytest
 from click.testing import CliRunner, Result
+from fixtures_records import usual_rows, write
 
-from benchctl.cli.options import options_from
+from benchctl.cli.options import options_from, read_files
 from benchctl.measuring.settings import RunSettings
 from benchctl.options import setting
 
@@ -61,3 +62,10 @@ def test_sweeps_alone_do_not_measure_every_method() -> None:
     assert RunSettings().labels == ("all",)
     assert RunSettings(methods=("deed",)).labels == ("deed",)
     assert RunSettings(sweeps=(sweep,)).labels == ("two_model[draft_tokens=2]", "two_model[draft_tokens=3]")
+
+
+def test_a_file_without_generations_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The note said so, but the file was kept, and counted in the report's title."""
+    full, empty = write(tmp_path / "a.jsonl", usual_rows(2)), write(tmp_path / "b.jsonl", [])
+    assert [file.path for file in read_files((str(full), str(empty)))] == [full]
+    assert f"{empty}: contains no generations yet and is left out." in capsys.readouterr().err

@@ -25,7 +25,7 @@ from benchctl.records.scores import Score, read_scores, scores_path
 
 PROMPTS = 4
 QUESTIONS = 2 * PROMPTS
-KILLS = 50
+KILLS = 20
 IN_FLIGHT_S = 60.0
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +17,6 @@ from fixtures_records import EXITING
 from judged import Court, good_and_bad
 from parrot import parrot_folder
 
-from benchctl import bundled
 from benchctl.errors import UserError
 from benchctl.judges.local import Local
 from benchctl.records.scores import Score
@@ -57,12 +53,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[str]:
-    with serving(model) as url:
-        yield url
-
-
-@contextmanager
-def serving(model: Path) -> Iterator[str]:
     """The address of `transformers serve`, which serves that model and no other."""
     port = free_port()
     options = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
@@ -103,32 +93,6 @@ def test_a_model_behind_transformers_serve_judges_over_http(server: str, model: 
     here = Court(tmp_path / "here", good_and_bad(2))
     here.judge("", judge=Local(model=str(model), way="generate"))
     assert sorted(map(told, here.scores())) == sorted(map(told, served.scores()))
-
-
-@pytest.mark.slow
-def test_the_reference_model_reads_the_same_questions_over_http_as_here(tmp_path: Path) -> None:
-    """ref-draft cannot judge: what counts is that each question reaches it whole, is billed, and is told of."""
-    folder = shutil.copytree(bundled.resolve("ref-draft"), tmp_path / "ref-draft")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
-    served, here = Court(tmp_path / "served", good_and_bad(2)), Court(tmp_path / "here", good_and_bad(2))
-    with serving(folder) as url:
-        summary = served.judge(url, options={"model": str(folder), "timeout_s": 60.0}, concurrency=2)
-    here.judge("", judge=Local(model=str(folder), way="generate"))
-    asked = [score for score in served.scores() if score.label == EXITING]
-    assert [bool(score.unreadable) == (score.score is None) for score in asked] == [True] * 4
-    assert summary.unreadable == sum(bool(score.unreadable) for score in asked)
-    assert all(score.reply_tokens for score in asked)
-    assert sorted(map(question, served.scores())) == sorted(map(question, here.scores()))
-
-
-def question(score: Score) -> tuple[str, ...]:
-    """What was asked, and in how many tokens of the judge's own, for one try."""
-    names = ("label", "prompt_id", "order", "template")
-    return (
-        *(str(getattr(score, name)) for name in names),
-        str(score.prompt_tokens / score.tries if score.tries else 0),
-    )
 
 
 def told(score: Score) -> tuple[str, ...]:

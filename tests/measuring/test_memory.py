@@ -132,18 +132,24 @@ def test_a_fast_tier_counts_its_slots(run_folder: Path, tmp_path: Path) -> None:
     assert need.parts["experts"] == 3 * (gate_up[0].nbytes + down[0].nbytes)
 
 
+def printed(*command: str) -> list[str]:
+    ended = subprocess.run((sys.executable, "-c", *command), capture_output=True, text=True, check=True)
+    return ended.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def base() -> int:
+    """Bytes that Python takes with the libraries."""
+    return int(printed(f"import torch, transformers\n{PEAK}")[-1]) * 1024
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("label", ["prompt_lookup", "two_model", "skip_decode"])
-def test_a_run_takes_what_was_estimated(label: str, tmp_path: Path) -> None:
+def test_a_run_takes_what_was_estimated(label: str, base: int, tmp_path: Path) -> None:
     """On the embedded target, in a process of its own: within 15% above what Python with its libraries takes."""
     options = "--limit 2 --source embedded --max-new-tokens 16 --repeats 1 --no-watch --json"
     command = (RUN, "run", "--model", "ref-dense", "--method", label, *options.split(), "--out", str(tmp_path / "out"))
 
-    def printed(*command: str) -> list[str]:
-        ended = subprocess.run((sys.executable, "-c", *command), capture_output=True, text=True, check=True)
-        return ended.stdout.split()
-
-    base = int(printed(f"import torch, transformers\n{PEAK}")[-1]) * 1024
     estimated = json.loads("".join(printed(*command, "--estimate")[:-1]))["memory_bytes"]["cpu"]["sum"]
     peak = int(printed(*command)[-1]) * 1024
     assert estimated - base == pytest.approx(peak - base, rel=0.15)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from fixtures_run import invoke_run, write_prompts
+from runs import pair, prompt_of
 
 from benchctl import registry
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.warnings import warnings
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import CarriesOver, Context, Outcome, Speculative
+from benchctl.measuring.teacher_forcing import own_logits
 from benchctl.records.writer import RunFile, read
 
 
@@ -72,6 +75,18 @@ def test_every_repeat_takes_the_same_steps_and_only_prompts_before_are_remembere
     (group,) = compare([file])
     ids = [warning.id for warning in warnings(group)]
     assert ("carries_over" in ids, "remembers" in ids) == (memory == "run", False)
+
+
+def test_a_repetition_for_the_distributions_leaves_the_store_of_the_run_alone() -> None:
+    """It asked for an empty store, but the method went on with that of the run."""
+    model, request = pair("llama").target, DecodeRequest(prompt_of(9), 6)
+    method = Recalls(memory="run")
+    method.prepare(model)
+    answer = decode(method, model, replace(request, store={})).token_ids
+    of_the_run: dict[tuple[int, ...], list[int]] = {}
+    method.store = of_the_run
+    assert own_logits(method, model, request, answer) is not None
+    assert of_the_run == {}
 
 
 @pytest.mark.usefixtures("plugin")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +166,18 @@ def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.scores.jsonl"
     with ScoreWriter(path), refused("file_in_use", "benchctl judge"), ScoreWriter(path):
         pass
+
+
+def test_a_file_system_without_locks_can_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once said that another process was writing the file."""
+
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with ScoreWriter(tmp_path / "a.scores.jsonl") as writer:
+        writer.append(PAIR)
+    assert read_scores(tmp_path / "a.scores.jsonl").scores == (PAIR,)
 
 
 def test_validate_counts_scores_and_judges(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_full_disk_loses_nothing(target: FrozenTarget, tmp_path: Path) -> None
                 maker(batch())
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert refused.value.id == "file_not_writable"
+        assert refused.value.id == "cannot_write"
         assert len(store) == 2 and (store.folder / "states").stat().st_size == store.bytes_held
         maker(batch())
         assert len(store) == 3

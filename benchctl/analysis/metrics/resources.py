@@ -21,7 +21,7 @@ _of_machine = partial(Metric, needs=has_resources, table="Machine")
 BANDWIDTH_SHARE = _of_machine(
     "bandwidth_share",
     "share of the memory-bandwidth bound",
-    "share",
+    "ratio",  # above 1 where weights stay in a cache
     "higher",
     where_known("least_read_s"),
     where_known("least_read_s", column("decode_s")),

@@ -164,8 +164,8 @@ def dress(axes: Axes, style: Style) -> None:
 
 
 def reaches(estimates: Sequence[Estimate], missing: float = 0.0) -> tuple[list[float], list[float]]:
-    """The lengths of error bars down and up; `missing` without an interval. A bootstrapped end may pass the value in
-    its last digit, which would be a negative length."""
+    """The lengths of error bars down and up; `missing` without an interval. Rounding may put an end beyond the
+    value, in its last digit, which would be a negative length."""
     down, up = [], []
     for estimate in estimates:
         value, interval = estimate.value or 0.0, estimate.interval

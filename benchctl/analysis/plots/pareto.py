@@ -208,7 +208,7 @@ def _curve(members: Sequence[MethodInfo], option: str, methods: Sequence[MethodI
 
 
 def _ends(estimate: Estimate, value: float) -> tuple[float, float]:
-    """Of the interval. A bootstrapped end may pass the value in its last digit."""
+    """Of the interval. Rounding may put an end beyond the value, in its last digit."""
     interval = estimate.interval
     return (min(interval.low, value), max(interval.high, value)) if interval else (value, value)
 

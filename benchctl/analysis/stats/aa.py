@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.special import ndtri
 
 from benchctl.analysis.frame.build import to_frames
-from benchctl.analysis.stats.intervals import LEVEL, Floats, Levels, codes_of, critical, ratio_intervals
+from benchctl.analysis.stats.intervals import LEAST_PROMPTS, LEVEL, Floats, Levels, codes_of, critical, ratio_intervals
 from benchctl.errors import UserError
 from benchctl.records.writer import RunFile
 
@@ -42,7 +42,8 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
     Repeats of an answer are measured close to each other, as the arms of a comparison are. So each split is a
     comparison whose arms do not differ, with the pairs, the interval and the noise of these files.
 
-    Raises UserError for files without two prompts of two repeats each, and for sampled answers, whose repeats differ.
+    Raises UserError for files with fewer than LEAST_PROMPTS prompts of two repeats each, and for sampled answers, whose
+    repeats differ.
     """
     run = files[0].run
     if run.temperature > 0:
@@ -52,11 +53,11 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
         )
     times_s, levels = _cells(to_frames(files, ["free"])["free"], run.baseline)
     prompts = int(levels.prompt.max(initial=-1)) + 1
-    if prompts < 2:
+    if prompts < LEAST_PROMPTS:
         raise UserError(
             "too_few_repeats",
-            f"{files[0].path}: has fewer than two prompts that {run.baseline} answered twice or more in a session. "
-            "Measure with --repeats 4 or more.",
+            f"{files[0].path}: {prompts} prompts of {run.baseline} have enough repeats in a session, and an interval "
+            f"needs {LEAST_PROMPTS}. Measure at least {LEAST_PROMPTS} prompts with --repeats 4 or more.",
         )
     # Two arms [cells, splits]: sums of one half of the repeats of each cell, and of the other.
     cells, repeats = times_s.shape

@@ -252,7 +252,8 @@ def _errors(
         return [None] * figures
     value, without, influence = _left_out(tops, bottoms, prompts)
     logarithmic = (tops >= 0).all(axis=0) & (value > 0)
-    counted = (_totals(bottoms, prompts) != 0).sum(axis=0)
+    below = _totals(bottoms, prompts)
+    counted = (below != 0).sum(axis=0)
     if less is not None:
         subtracted, less_without, less_influence = _left_out(*less, prompts)
         logarithmic &= ~less[0].any(axis=0)
@@ -261,7 +262,6 @@ def _errors(
     logarithmic &= (without > 0).all(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(logarithmic, np.log(without), without)
-    below = _totals(bottoms, prompts)
     prompt_errors, freedoms = _standard_errors(scaled, [np.where(outcomes, below, _totals(tops, prompts)), below])
     by_prompts = (prompt_errors * np.where(logarithmic, value, 1)) ** 2
     sessions = _sessions(influence, by_prompts, levels, uses_baseline)

@@ -12,6 +12,7 @@ import platform
 import re
 import resource
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -242,7 +243,10 @@ def free_memory_bytes(device: str, root: Path = Path("/")) -> int | None:
 def resident_bytes() -> int:
     """Memory that this process has now; the most it has had where the system does not say."""
     pages = read_text(Path("/proc/self/statm")).split()
-    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if pages:
+        return int(pages[1]) * os.sysconf("SC_PAGE_SIZE")
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most * 1024 if sys.platform == "linux" else most  # macOS counts in bytes
 
 
 def versions() -> dict[str, str]:
@@ -267,8 +271,7 @@ def commit(folder: Path | None = None) -> str:
 
 def _cpu() -> str:
     """The processor's name, or the architecture if the name is unknown."""
-    cpuinfo = Path("/proc/cpuinfo")
-    name = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    name = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
     return name[1].strip() if name else platform.processor() or platform.machine()
 
 
