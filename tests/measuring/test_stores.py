@@ -18,6 +18,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import CarriesOver, Context, Outcome, Speculative
 from benchctl.measuring.teacher_forcing import own_logits
+from benchctl.methods.autoregressive import Autoregressive
 from benchctl.records.writer import RunFile, read
 
 
@@ -77,16 +78,30 @@ def test_every_repeat_takes_the_same_steps_and_only_prompts_before_are_remembere
     assert ("carries_over" in ids, "remembers" in ids) == (memory == "run", False)
 
 
+@dataclass
+class Notes(Autoregressive, CarriesOver):
+    """Notes each token that it continues."""
+
+    memory: Literal["prompt", "run"] = "run"
+    store: Any = field(default=None, init=False, repr=False)
+
+    def new_store(self) -> object:
+        return []
+
+    def step(self, context: Context) -> tuple[int]:
+        self.store.append(context.tokens[-1])
+        return super().step(context)
+
+
 def test_a_repetition_for_the_distributions_leaves_the_store_of_the_run_alone() -> None:
     """It asked for an empty store, but the method went on with that of the run."""
     model, request = pair("llama").target, DecodeRequest(prompt_of(9), 6)
-    method = Recalls(memory="run")
+    method = Notes()
     method.prepare(model)
-    answer = decode(method, model, replace(request, store={})).token_ids
-    of_the_run: dict[tuple[int, ...], list[int]] = {}
-    method.store = of_the_run
+    answer = decode(method, model, replace(request, store=[])).token_ids
+    of_the_run = method.store = [1]
     assert own_logits(method, model, request, answer) is not None
-    assert of_the_run == {}
+    assert of_the_run == [1]
 
 
 @pytest.mark.usefixtures("plugin")
