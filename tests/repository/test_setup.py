@@ -43,7 +43,9 @@ def installs(clone: Path) -> list[str]:
 def test_it_installs_through_the_constraints_once(clone: Path) -> None:
     assert set_up(clone).returncode == 0
     assert set_up(clone).stderr == ""
-    assert installs(clone) == ["-m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e .[dev]"]
+    assert installs(clone) == [
+        "-m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e .[dev]"
+    ]
 
 
 def moved(clone: Path) -> Path:
