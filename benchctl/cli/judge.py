@@ -117,11 +117,7 @@ def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...])
     from benchctl.cli.options import read_files
     from benchctl.records.scores import scores_path
 
-    results = [file for file in read_files(files) if file.rows]
-    if not results:
-        raise UserError(
-            "nothing_to_judge", "these files have no answers to judge. Name results files that `benchctl run` wrote."
-        )
+    results = read_files(files)
     if options.dry_run:
         _print_forecast(results, options)
         return

@@ -122,8 +122,8 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
 
     Files of scores, which such a pattern also matches, are skipped.
 
-    Files without generations are left out. If no file has any, all are returned, so that the caller's error names them.
-    Raises UserError for a pattern without a match, for a file that cannot be read, and for a copy of another one.
+    Files without generations are left out. Raises UserError where no file has any, for a pattern without a match, for a
+    file that cannot be read, and for a copy of another one.
     """
     from benchctl.records.scores import is_scores
     from benchctl.records.writer import scan
@@ -141,6 +141,8 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
         if not file.rows:
             click.echo(f"Note: {file.path}: contains no generations yet and is left out.", err=True)
     full = [file for file in files if file.rows]
+    if files and not full:
+        raise UserError("no_generations", "No file has generations. Run `benchctl run`, or continue it with --resume.")
     for number, file in enumerate(full):
         for earlier in full[:number]:
             # A run that is read twice would count as two sessions and narrow every interval.
@@ -149,7 +151,7 @@ def read_files(names: Sequence[str]) -> list[RunFile]:
                     "same_run_twice",
                     f"{file.path}: contains the same run as {earlier.path}, which would count twice. Name only one.",
                 )
-    return full or files
+    return full
 
 
 def read_scores(names: Sequence[str]) -> list[Score]:

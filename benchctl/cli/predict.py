@@ -37,7 +37,7 @@ def predict(files: tuple[str, ...], as_json: bool) -> None:
     from benchctl.analysis.predict import predict as predict_files
     from benchctl.cli.options import read_files
 
-    runs = [file for file in read_files(files) if file.rows]
+    runs = read_files(files)
     accounts = predict_files(runs)
     click.echo(_json(runs, accounts) if as_json else _tables(runs, accounts))
 

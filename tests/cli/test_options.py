@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from fixtures_records import usual_rows, write
+from refusals import refused
 
 from benchctl.cli.options import options_from, read_files
 from benchctl.measuring.settings import RunSettings
@@ -69,3 +70,5 @@ def test_a_file_without_generations_is_left_out(tmp_path: Path, capsys: pytest.C
     full, empty = write(tmp_path / "a.jsonl", usual_rows(2)), write(tmp_path / "b.jsonl", [])
     assert [file.path for file in read_files((str(full), str(empty)))] == [full]
     assert f"{empty}: contains no generations yet and is left out." in capsys.readouterr().err
+    with refused("no_generations", "--resume"):
+        read_files((str(empty),))

@@ -249,7 +249,7 @@ WARM = {"top_k": Sampling(1.5, top_k=2), "top_p": Sampling(1.3, top_p=0.8), "all
 def test_sampled_answers_have_the_target_s_distribution(
     label: str, warm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drafts are of two of five tokens: all ways that draws can go are enumerated, "all" for shorter answers."""
+    """Drafts are of two of five tokens. All ways that draws can go are enumerated, in shorter answers for "all"."""
     monkeypatch.setattr(checks, "WARM", WARM[warm])
     monkeypatch.setattr(checks, "SHORT", 3 if warm == "all" else checks.SHORT)
     assert checks.sampled(Narrow(label, tmp_path, FEW_IDS), random_models("llama")) is None

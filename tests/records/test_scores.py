@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import os
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,16 +170,26 @@ def test_two_writers_of_one_file_are_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_system_without_locks_can_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It once said that another process was writing the file."""
+@pytest.mark.parametrize(
+    ("reason", "held"), [(errno.ENOLCK, True), (errno.EACCES, False), (errno.EAGAIN, False), (errno.EIO, None)]
+)
+def test_a_lock_is_held_unless_another_process_has_it(
+    reason: int, held: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system without locks every run once said that another one was writing the file."""
 
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+    def fails(*_: object) -> None:
+        raise OSError(reason, os.strerror(reason))
 
-    monkeypatch.setattr(fcntl, "flock", none)
-    with ScoreWriter(tmp_path / "a.scores.jsonl") as writer:
-        writer.append(PAIR)
-    assert read_scores(tmp_path / "a.scores.jsonl").scores == (PAIR,)
+    monkeypatch.setattr(fcntl, "flock", fails)
+    with ExitStack() as expected:
+        if held is None:
+            expected.enter_context(pytest.raises(OSError, match="Input/output"))
+        elif not held:
+            expected.enter_context(refused("file_in_use", "benchctl judge"))
+        with ScoreWriter(tmp_path / "a.scores.jsonl") as writer:
+            writer.append(PAIR)
+    assert bool(read_scores(tmp_path / "a.scores.jsonl").scores) == bool(held)
 
 
 def test_validate_counts_scores_and_judges(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from documents import PAGES, ROOT, command_ids
+from scipy.stats import spearmanr
 
 from benchctl import registry
 from benchctl.analysis.stats.intervals import Levels, ratio_intervals
@@ -153,6 +154,15 @@ def _is_run(path: Path) -> bool:
 @pytest.mark.parametrize("page", [page for page in PAGES if figures_on(page)], ids=lambda page: str(page.name))
 def test_every_speedup_with_its_interval_is_of_a_kept_file(page: Path) -> None:
     assert foreign_figures(page) == []
+
+
+def test_the_rank_correlations_are_those_of_the_table_above_them() -> None:
+    page = (ROOT / "docs" / "ours-and-theirs.md").read_text(encoding="utf-8")
+    rows = [re.findall(r"(\d\.\d\d)x", line) for line in page.splitlines() if re.match(r"\| .*, ours `", line)]
+    theirs, a100, ours = np.array(rows, dtype=float).T
+    found = [spearmanr(*pair).statistic for pair in ((theirs, ours), (theirs, a100), (a100, ours))]
+    said = page.partition("rank correlation")[2].partition("Prompt lookup")[0]
+    assert len(rows) == 8 and [f"{each:.2f}" for each in found] == re.findall(r"\d\.\d\d", said)
 
 
 @pytest.mark.slow

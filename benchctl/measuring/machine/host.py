@@ -243,10 +243,13 @@ def free_memory_bytes(device: str, root: Path = Path("/")) -> int | None:
 def resident_bytes() -> int:
     """Memory that this process has now; the most it has had where the system does not say."""
     pages = read_text(Path("/proc/self/statm")).split()
-    if pages:
-        return int(pages[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") if pages else peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has had; it never falls."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most * 1024 if sys.platform == "linux" else most  # macOS counts in bytes
+    return most if sys.platform == "darwin" else most * 1024  # Linux counts in KiB, macOS in bytes
 
 
 def versions() -> dict[str, str]:

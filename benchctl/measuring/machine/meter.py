@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import gc
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +83,7 @@ def peak_memory_bytes(device: str) -> int:
     """The most memory held so far: by the process on a CPU (it never falls), on a GPU since Meter.start."""
     if device.startswith("cuda"):
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    return host.peak_resident_bytes()
 
 
 def free_memory() -> None:
