@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -270,18 +271,19 @@ from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.cli import main
 load_tokenizer(bundled.resolve("ref-dense")).encode_text("its threads are started")
 pages = int(open("/proc/self/statm").read().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (38 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (100 << 20),) * 2)
 main(prog_name="benchctl")
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is kept on Linux only")
 def test_a_target_that_does_not_fit_is_one_sentence_with_the_need(tmp_path: Path) -> None:
-    """The process may take 38 MB more than it has; the embedded target takes about 100 to load. With 50, the last small
-    allocation may fail in a library in Rust, which then aborts the process."""
-    command = ("run", "--model", "ref-dense", "--method", "prompt_lookup", "--limit", "2", "--source", "embedded")
-    out = tmp_path / "out.jsonl"
+    """Each of its matrices takes 128 MB, and the process may take 100 more: a large allocation fails, while small ones
+    still have room. Where a small one is the first to fail, libraries in Rust or C abort the process."""
+    target, out = tiny_folder(tmp_path / "wide", layers=1, intermediate_size=1_000_000), tmp_path / "out.jsonl"
+    command = ("run", "--model", str(target), "--method", "prompt_lookup", "--limit", "2", "--source", "embedded")
     ended = subprocess.run((sys.executable, "-c", LIMITED, *command, "--out", str(out)), capture_output=True, text=True)
+    shutil.rmtree(target)  # 384 MB
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr and not out.exists()
     (error,) = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
