@@ -19,13 +19,19 @@ class Answer:
 
 
 class Library:
-    """Greedy decoding by transformers in its three ways, dynamic cache, batch 1, draft length constant."""
+    """Greedy decoding by transformers in its three ways, dynamic cache, batch 1, draft length constant.
 
-    def __init__(self, target: Path, draft: Path | None) -> None:
+    With ``halved`` the target's weight matrices are rounded to float16, as --weights float16 rounds them.
+    """
+
+    def __init__(self, target: Path, draft: Path | None, halved: bool = False) -> None:
         import transformers
 
         loader: Any = transformers.AutoModelForCausalLM
         self._model: Any = loader.from_pretrained(target, dtype=torch.float32).eval()
+        for weight in self._model.parameters() if halved else ():
+            if weight.dim() == 2:
+                weight.data = weight.data.half().float()
         self._assistant: Any = draft and loader.from_pretrained(draft, dtype=torch.float32).eval()
         self._passes = 0
         self._model.model.layers[-1].register_forward_hook(self._count)

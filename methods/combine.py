@@ -70,6 +70,8 @@ class Combine(Speculative, CarriesOver, Combines):
                     f"{label} runs rows of its own in the target, learns from its own drafts alone, or verifies by a "
                     "rule of its own; give a drafter that does not"
                 )
+            if part.runs_rows and (self.when != "first" or not self.parts):
+                raise ValueError(f"{label} runs rows of the target to draft; give it as `then`, with when=first")
             self.parts += (part,)
         if all(part.reads_features for part in self.parts):
             raise ValueError(f"{self.first} and {self.then} both read states of lower layers; give one that does")
@@ -132,9 +134,9 @@ class Combine(Speculative, CarriesOver, Combines):
         return Draft(longer.tokens, longer.parents)
 
     def _drafted(self, number: int, context: Context, budget: int) -> Draft:
-        rows = context.stream.rows
-        draft = self.parts[number].draft(context, budget)
-        if context.stream.rows != rows or any(draft.scratch):
+        rows, part = context.stream.rows, self.parts[number]
+        draft = part.draft(context, budget)
+        if (context.stream.rows != rows and not part.runs_rows) or any(draft.scratch):
             label = (self.first, self.then)[number]
             raise UserError("cannot_combine", f"{label} runs rows of its own in the target: measure it alone.")
         return draft

@@ -84,7 +84,7 @@ def _grids(predictions: Sequence[Prediction], names: Mapping[str, str]) -> Itera
             names[each.label],
             _with_interval(each.predicted),
             _with_interval(each.measured),
-            f"{each.gap.value:+.2f}",
+            f"{each.gap.value:+z.2f}",
             each.gap_lies_in.name,
         )
         for each in predictions
@@ -100,7 +100,7 @@ def _grids(predictions: Sequence[Prediction], names: Mapping[str, str]) -> Itera
         times = tuple(
             (
                 names[each.label],
-                *(f"{100 * part.share:.1f}" for part in each.parts),
+                *(f"{100 * part.share:z.1f}" for part in each.parts),
                 f"{100 / each.measured.value:.1f}",
             )
             for each in same_parts

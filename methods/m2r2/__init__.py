@@ -58,7 +58,7 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
     source: Literal["accelerated", "slow", "exit"] = "accelerated"
     features: Literal["none", "last"] = "none"
     draft_vocabulary: Literal["stored", "whole"] = "stored"
-    can_combine = False
+    runs_rows = True
     _gate: int = field(init=False, repr=False, compare=False)
     _run: PairedRun | None = field(init=False, repr=False, compare=False)
     _head: Heads = field(init=False, repr=False, compare=False)

@@ -57,6 +57,7 @@ EXACT: tuple[str, ...] = (
     "combine[first=suffix[min_match=2],then=two_model[confidence=0.3]]",
     "combine[first=two_model[draft_tokens=2],then=token_recycling,when=union]",
     "combine[first=prompt_lookup[draft_tokens=2],then=medusa,when=longer]",
+    "combine[first=prompt_lookup,then=m2r2[gates=2,features=last,confidence=0]]",
     "early_exit[mode=draft,exits=1,threshold=0]",
     "early_exit[mode=draft,exits=3,threshold=0,draft_tokens=6]",
     "early_exit[mode=draft,confidence=softmax_max,threshold=0.5]",

@@ -80,6 +80,8 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
         "combine[first=eagle,then=draft_tree,when=longer]",
         "combine[first=prompt_lookup,then=dflash]",
         "combine[first=dflash[confidence=0],then=medusa,when=union]",
+        "combine[first=prompt_lookup,then=m2r2[confidence=0]]",
+        "combine[first=eagle[confidence=0.5],then=m2r2[confidence=0,features=last]]",
     ],
 )
 def test_answers_of_combinations_equal_autoregressive_decoding(label: str) -> None:
@@ -165,7 +167,10 @@ MODEL_OF_THREE = "two_model[draft_tokens=3]"
         ("combine[first=early_exit]", "bad_option_value"),
         ("combine[first=early_exit[mode=draft]]", "bad_option_value"),
         ("combine[first=deed[mode=draft]]", "bad_option_value"),
-        ("combine[then=m2r2]", "bad_option_value"),
+        ("combine[first=m2r2,then=suffix]", "bad_option_value"),
+        ("combine[then=m2r2,when=longer]", "bad_option_value"),
+        ("combine[then=m2r2,when=union]", "bad_option_value"),
+        ("combine[then=kangaroo]", "bad_option_value"),
         ("combine[then=lookahead]", "bad_option_value"),
         ("combine[then=two_model[stop=bandit]]", "bad_option_value"),
         ("combine[then=two_model[accept=block]]", "bad_option_value"),

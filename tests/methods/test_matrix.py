@@ -80,6 +80,7 @@ SAMPLED = (
     "combine[first=suffix[min_match=2],then=two_model[draft_tokens=2]]",
     "combine[first=two_model[confidence=0.4,draft_tokens=2],then=prompt_lookup[draft_tokens=2],when=longer]",
     "combine[first=two_model[draft_tokens=2],then=suffix[factor=2,tree=true,draft_tokens=3],when=union]",
+    "combine[first=suffix[min_match=2],then=m2r2[features=last,gates=2,draft_tokens=2,confidence=0]]",
     "early_exit[mode=draft,threshold=0,exits=1,draft_tokens=2]",
     "early_exit[mode=draft,threshold=0.3,draft_tokens=3]",
     "early_exit[mode=draft,confidence=classifier,threshold=0.5,exits=1]",

@@ -63,7 +63,7 @@ ACCEPTANCE_DIFFERENCE = replace(
     uses_baseline=True,
     table="vs. baseline",
     title="acceptance difference [95%]",
-    cell="{:+.3f}",
+    cell="{:+z.3f}",
     interval=True,
 )
 DEPTH_FRACTION = _drafting("depth_fraction", "share", "depth_layers", "full_layers", better="lower")

@@ -85,7 +85,7 @@ LOG_LIKELIHOOD_DIFFERENCE = Metric(
     _if_complete(ones, _known_differences),
     table=_TABLE,
     title="log-likelihood change",
-    cell="{:+.3f}",
+    cell="{:+z.3f}",
     trivial=0.0,
 )
 """Mean over answers of ln p per token of the method's answer less that of the baseline's. Greedy decoding does not
@@ -138,5 +138,5 @@ EXACT_MATCH_DIFFERENCE = replace(
     less=(column("right_answers_baseline"), column("checked_answers_baseline")),
     uses_baseline=True,
     title="difference [95%]",
-    cell="{:+.3f}",
+    cell="{:+z.3f}",
 )

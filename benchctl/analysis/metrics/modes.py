@@ -63,6 +63,6 @@ PROFILE_OVERHEAD = Metric(
     mode="profile",
     table="A step, ms",
     title="profiling adds [95%]",
-    cell="{:+.3f}",
+    cell="{:+z.3f}",
     interval=True,
 )
