@@ -73,7 +73,10 @@ class Combine(Speculative, CarriesOver, Combines):
             if part.runs_rows and (self.when != "first" or not self.parts):
                 raise ValueError(f"{label} runs rows of the target to draft; give it as `then`, with when=first")
             self.parts += (part,)
-        if all(part.reads_features for part in self.parts):
+        first, then = self.parts
+        if first.reads_features and then.runs_rows:
+            raise ValueError(f"{self.first} reads states of layers that {self.then} runs to draft; give another method")
+        if first.reads_features and then.reads_features:
             raise ValueError(f"{self.first} and {self.then} both read states of lower layers; give one that does")
 
     @property

@@ -271,14 +271,14 @@ def _worse(group: Group, margin: float) -> Iterator[tuple[str, Problem]]:
                 text = f"{name} judged {count} prompts: at least {FEWEST_PROMPTS} are needed"
                 yield method.label, Problem("few_prompts_judged", text, "inconclusive")
             elif interval is None or interval.low < -margin:
-                ends = f"{interval.low:+.2f}, {interval.high:+.2f}" if interval else "n/a"
+                ends = f"{interval.low:+z.2f}, {interval.high:+z.2f}" if interval else "n/a"
                 is_worse = interval is not None and interval.high < -margin
                 yield (
                     method.label,
                     Problem(
                         "quality_not_shown",
                         f"not shown to be as good as {group.run.baseline} up to {margin:g} points: the mean difference "
-                        f"by {name} is {estimate.value or 0:+.2f} [{ends}] on {count} prompts",
+                        f"by {name} is {estimate.value or 0:+z.2f} [{ends}] on {count} prompts",
                         "failed" if is_worse else "inconclusive",
                     ),
                 )

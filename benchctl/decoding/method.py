@@ -258,9 +258,8 @@ class Speculative(Method):
     drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
     # not where `observe` needs its own drafts, or `verify` has another rule
     can_combine: ClassVar[bool] = True
-    runs_rows: ClassVar[bool] = (
-        False  # `draft` runs rows of the target: `combine` then takes it as the last resort only
-    )
+    # where `draft` runs rows of the target: a combination takes it only as `then`, with when=first
+    runs_rows: ClassVar[bool] = False
     reads_features: ClassVar[bool] = False  # `start` sets `taps` of the stream, before the prompt is run
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 

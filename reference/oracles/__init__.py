@@ -16,7 +16,7 @@ def write_record(
     commits: Mapping[str, str] | None = None,
     packages: Sequence[str] = ("transformers", "torch"),
 ) -> int:
-    """Write results/reference/oracles-NAME.json: hashes of the authors' files, versions of packages, and the counts.
+    """Write results/reference/oracles-NAME.json: hashes of the compared files, versions of packages, and the counts.
 
     Print the counts. Return the exit code: 1 where anything was unequal.
     """

@@ -46,6 +46,8 @@ def main(model: str, *paths: str) -> int:
                         counts[f"equal: {row.label}" if same else "unequal"] += 1
                         if not same:
                             print(f"unequal: {name} {prompt.id} {row.label}", file=sys.stderr)
+    if not counts["unequal"] and len({count for key, count in counts.items() if key.startswith("equal")}) != 1:
+        raise SystemExit("the files do not have the same prompts for each method, or none of these prompts")
     return write_record("generate", [file.path for file in files], counts)
 
 

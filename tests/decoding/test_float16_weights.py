@@ -13,6 +13,7 @@ from tiny import tiny_config, tiny_folder, tiny_model
 from untrained import facts_of, untrained
 
 from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.model import kernels
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, check_weights, form_sha256, round_weights
 from benchctl.decoding.modules.adapters import Adapters
@@ -128,6 +129,17 @@ def test_modules_made_for_the_files_serve_both_forms(folder: Path, half: Target,
     other = tiny_folder(tmp_path / "other", seed=1)
     with refused("modules_of_other_target"):
         load_modules(Medusa(), "medusa", Target.load(other, weights="float16"), heads)
+
+
+def test_a_few_outputs_of_a_tied_head_are_taken_without_unpacking_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """specee asks for four at each token: unpacking made it ten times as slow."""
+    tied = Target.load(tiny_folder(tmp_path / "tied", "qwen2"), weights="float16")
+    states, ids = randn(3, tied.config.hidden_size), torch.tensor([7, 0, 5, 7])
+    expected = tied.lm_head(states)[:, ids]
+    monkeypatch.setattr(kernels, "unpacked", lambda half: pytest.fail("all weights of the head were unpacked"))
+    torch.testing.assert_close(tied.head_rows(ids)(states), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_adapted_layers_keep_the_form(half: Target) -> None:

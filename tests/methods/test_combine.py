@@ -80,8 +80,7 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
         "combine[first=eagle,then=draft_tree,when=longer]",
         "combine[first=prompt_lookup,then=dflash]",
         "combine[first=dflash[confidence=0],then=medusa,when=union]",
-        "combine[first=prompt_lookup,then=m2r2[confidence=0]]",
-        "combine[first=eagle[confidence=0.5],then=m2r2[confidence=0,features=last]]",
+        "combine[first=prompt_lookup,then=m2r2[confidence=0,gates=2]]",
     ],
 )
 def test_answers_of_combinations_equal_autoregressive_decoding(label: str) -> None:
@@ -170,6 +169,8 @@ MODEL_OF_THREE = "two_model[draft_tokens=3]"
         ("combine[first=m2r2,then=suffix]", "bad_option_value"),
         ("combine[then=m2r2,when=longer]", "bad_option_value"),
         ("combine[then=m2r2,when=union]", "bad_option_value"),
+        ("combine[first=eagle,then=m2r2]", "bad_option_value"),
+        ("combine[first=dflash,then=m2r2[source=slow]]", "bad_option_value"),
         ("combine[then=kangaroo]", "bad_option_value"),
         ("combine[then=lookahead]", "bad_option_value"),
         ("combine[then=two_model[stop=bandit]]", "bad_option_value"),

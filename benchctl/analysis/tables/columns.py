@@ -184,7 +184,7 @@ def judge_blocks(group: Group) -> Iterator[Block]:
             if any(len(own.by_turn) > 1 for own in figures):
                 columns.append(column("by turn", lambda own: "/".join(f"{mean:.3f}" for mean in own.by_turn)))
             yield Block(f"Scores of {judge.name}", tuple(columns))
-        columns = [column("difference [95%]", _estimate(SCORE_DIFFERENCE, f"{{:+.{digits}}}"), BASELINE_CELL)]
+        columns = [column("difference [95%]", _estimate(SCORE_DIFFERENCE, f"{{:+z.{digits}}}"), BASELINE_CELL)]
         for title, metric in (("win", WIN), ("tie", TIE), ("loss", LOSS)):
             columns.append(column(title, _estimate(metric, "{:.0%}", interval=False), NONE))
         if any(own.unreadable for own in figures):

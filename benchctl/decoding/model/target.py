@@ -208,6 +208,7 @@ class Target:
         self.form: Form = "float16" if weights == "float16" else "fast" if fast else "plain"
         self.tokenizer_or_none, self._folder, self._weights = tokenizer, folder, weights
         self.config = model.config
+        self._tied: bool = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         encodes = model.config.model_type in ENCODER_DECODERS
         parts = read_t5(model, self.form) if encodes else read_parts(model, self.form, release)
         self.dtype, self.device = parts.embedding.dtype, parts.embedding.device
@@ -370,6 +371,9 @@ class Target:
 
     def head_rows(self, ids: Tensor) -> Linear:
         """The LM head for tokens ``ids`` [k] only: normed rows [rows, width] to their logits [rows, k]. It copies."""
+        if self.form == "float16" and self._tied and self.lm_head.bias is None:
+            # The embedding has the same weights, and is not packed: to unpack the head takes longer than a pass.
+            return Linear(self.embedding[ids.to(self.device)].to(self.dtype), None, self.form)
         return self.lm_head.rows(ids)
 
     @torch.inference_mode()
