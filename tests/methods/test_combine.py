@@ -6,8 +6,10 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 from fixtures_run import invoke_run, make_settings
 from oracles import Drafter, model_drafter, replay_tree
 from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
@@ -25,11 +27,14 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.texts import write_texts
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.method import Context
+from benchctl.decoding.method import Context, Outcome
+from benchctl.decoding.verify import Verdict
 from benchctl.errors import UserError
 from benchctl.measuring.check import Models, check, choose_method, choose_methods
 from benchctl.measuring.run import method_info
 from benchctl.methods.combine import Combine
+from benchctl.methods.m2r2 import M2R2
+from benchctl.methods.m2r2.drafting import BEFORE_ROOT
 from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile, read
@@ -88,6 +93,25 @@ def test_answers_of_combinations_equal_autoregressive_decoding(label: str) -> No
     models, prompt = pair("llama"), [5, 6, 7, 8] * 5
     expected = run("autoregressive", models.target, prompt, NEW_TOKENS).token_ids
     assert run(label, models.target, prompt, NEW_TOKENS, draft=models.draft).token_ids == expected
+
+
+def test_m2r2_starts_from_the_state_of_the_last_token_whoever_drafted_it() -> None:
+    target = pair("llama").target
+    method = prepared("combine[first=prompt_lookup,then=m2r2[gates=2,features=last]]", target)
+    assert isinstance(method, Combine) and isinstance(m2r2 := method.parts[1], M2R2)
+    states, asked = torch.randn(4, target.config.hidden_size, dtype=target.dtype), list[torch.Tensor]()
+    verdict = Verdict(path=(0, 2), next_token=7)
+    outcome = Outcome(Draft.chain([5, 6, 7]), verdict, torch.empty(0), states, kept_rows=[0, 1, 3])
+    method.observe(cast(Context, None), outcome)
+    m2r2._run = lambda stream, rows, ahead: [torch.zeros(1, target.config.hidden_size, dtype=target.dtype)]
+
+    def noted(before: torch.Tensor) -> torch.Tensor:
+        asked.append(before)
+        return before
+
+    m2r2._of_feature = noted
+    m2r2._propose(cast(Stream, None), [BEFORE_ROOT])
+    assert torch.equal(asked[0], states[3:4])
 
 
 def test_the_prompt_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
