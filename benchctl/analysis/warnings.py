@@ -274,7 +274,8 @@ def _of_group(group: Group) -> Iterator[Warning]:
     # Prompts of a batch share one time, so the batches of a batched run count too.
     batches = len(group.frame.groupby(["suite", "batch"])) if run.batch_size > 1 else prompts
     if (count := min(prompts, batches)) < _FEW_PROMPTS:
-        unit = "batches" if batches < prompts else "prompts"
+        one, many = ("batch", "batches") if batches < prompts else ("prompt", "prompts")
+        unit = one if count == 1 else many
         yield _warn("few_prompts", count=count, unit=unit, limit=_FEW_PROMPTS * run.batch_size)
     for name in ("versions", "commit"):
         if any(getattr(file.run, name) != getattr(run, name) for file in group.files):

@@ -113,7 +113,7 @@ def test_failures_and_few_prompts() -> None:
     assert ids(group) == ["generations_failed", "few_prompts"]
     failure = {"label": DRAFTED, "generations": 1, "mode": "free", "prompt": "koala/p1", "error": "out of memory"}
     assert warned(group, "generations_failed") == [failure]
-    assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompts", "limit": 10}]
+    assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompt", "limit": 10}]
 
 
 @pytest.mark.parametrize(("waited_share", "expected"), [(0.04, []), (0.3, [0.3])])
