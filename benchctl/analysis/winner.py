@@ -207,7 +207,7 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
         best = next(method for method in result.methods if method.label != baseline)
         none_faster = f"No lossless method is significantly faster than {reference}"
         speedup, pairs = best.estimate(SPEEDUP), comb(len(result.methods), 2)
-        largest = f"The fastest of them: {called[best.label]}, {speedup_text(speedup)}"
+        fastest = f"The fastest of them: {called[best.label]}, {speedup_text(speedup)}"
         by_chance = speedup.interval is not None and speedup.interval.low > 1
         rivals = ((method, method.estimate(SPEEDUP)) for method in result.methods if method.label != baseline)
         is_open = [
@@ -223,7 +223,7 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
             none_faster,
             (
                 f"{none_faster}.",
-                f"{largest}; not significant in {pairs} comparisons." if by_chance else f"{largest}.",
+                f"{fastest}; not significant in {pairs} comparisons." if by_chance else f"{fastest}.",
             ),
             advice,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,11 @@ def test_the_tables_say_what_was_predicted_measured_and_where_the_gap_lies(profi
     assert shares[1:] == ["25.0", "10.0", "2.5", "2.5", "2.5", "4.3", "46.8"]
     (costs,) = [line.split() for line in lines if line.startswith("two_model") and line.endswith(" 6")]
     assert costs[1:] == ["4.00", "5.00", "0.125", "1.125", "1.000", "6"]
+
+
+def test_no_part_is_minus_zero() -> None:
+    kept = Path(__file__).parents[2] / "results" / "reference" / "smollm2-profile.jsonl"
+    assert not re.findall(r"-0\.0+(?!\d)", "\n".join(lines_of(invoke(kept))))
 
 
 def test_a_profile_that_is_far_from_the_free_steps_is_a_note(tmp_path: Path, profiled: Path) -> None:
