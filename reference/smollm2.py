@@ -18,19 +18,20 @@ from pathlib import Path
 LONGEST_PROMPT = 1200  # characters
 # Prompts of each source; sources that are not named have none.
 COUNTS = {
-    "p3": 8000,
-    "gsm8k_train": 5000,
-    "gpteacher_codegen": 4000,
+    "p3": 16000,
+    "gsm8k_train": 7000,
+    "gpteacher_codegen": 4400,
     "gpteacher_roleplay": 1900,
     "openstax_sections": 1900,
-    "openstax_glossary": 1000,
+    "openstax_glossary": 1600,
     "llms_from_scratch": 1000,
-    "tldr": 500,
-    "factbook": 500,
+    "tldr": 1000,
+    "factbook": 1000,
+    "chatterbot_corpus": 800,
     "self_instruct_seed_tasks": 170,
     "data_science_interviews": 140,
 }
-PASSAGES = 6000
+PASSAGES = 12000
 PASSAGE_WORDS = 60, 170  # of a passage, at least and at most
 TASKS = (
     "Summarize the following text.\n\n{}",
