@@ -139,11 +139,12 @@ def resolve(name_or_path: str | Path) -> Path | str:
     )
 
 
-def modules_for(target: str, method: str) -> Path | None:
-    """The folder of the embedded modules of a method for an embedded target, checked as `resolve` does; None where
-    there are none."""
-    for model in models():
-        if model.name == target and method in model.modules:
+def modules_for(target: str, *methods: str) -> Path | None:
+    """The folder of the embedded modules of the first of these methods that has some for an embedded target, checked as
+    `resolve` does; None where there are none."""
+    model = {model.name: model for model in models()}.get(target)
+    for method in methods:
+        if model is not None and method in model.modules:
             folder = model.path / "modules" / method
             return _checked(folder / MODULES, model.modules[method], f"modules of {method} for '{target}'")
     return None

@@ -108,7 +108,7 @@ def moe(options: TrainOptions, shape: MoeShape, model: str, init_from: Literal["
 @click.option("--licence", default="Apache-2.0", show_default=True, help="Of the weights.")
 @click.option("--draft", default="", help="Name of the model that drafts for it.  [default: none]")
 @click.option("--shares", default="", help="Fetched target whose embedding and tokenizer this draft model has.")
-@click.option("--name", default="", help="Its name in the pack.  [default: the folder's]")
+@click.option("--name", default="", help="Its name in the pack.  [default: the folder's; of modules, their method's]")
 @click.option("--pack", type=click.Path(path_type=Path), required=True, help="The folder that holds index.json.")
 def pack(
     model: Path, role: str, description: str, data: str, licence: str, draft: str, shares: str, name: str, pack: Path
@@ -122,7 +122,7 @@ def pack(
       python -m reference pack --model models/m2r2 --role modules --pack benchctl/assets/models
     """
     if role == "modules":
-        packed = add_modules_to_pack(model, pack)
+        packed = add_modules_to_pack(model, pack, name)
         click.echo(f"Packed modules of {packed.name}: {', '.join(packed.modules)}")
         return
     if not description or not data:

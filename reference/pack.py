@@ -113,8 +113,10 @@ def _line(entry: PackEntry, folder: Path) -> PackModel:
     )
 
 
-def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
+def add_modules_to_pack(modules: Path, pack: Path, name: str = "") -> PackModel:
     """Copies the modules of a method next to the target that they were trained for; float32 becomes bfloat16.
+
+    `name` is a method that uses these modules and not those that the method they were trained for has.
 
     Raises UserError when the folder lacks a file, when the pack has no such target or one of other weights, and when
     the disk is full: the pack is then as it was.
@@ -128,18 +130,19 @@ def add_modules_to_pack(modules: Path, pack: Path) -> PackModel:
             "modules_of_other_target",
             f"{modules}: made for {facts.target.name}, which is not in {pack} with the same weights",
         )
-    folder = pack / model.folder / "modules" / facts.method
+    name = name or facts.method
+    folder = pack / model.folder / "modules" / name
     weights = load_file(modules / MODULES).items()
     halved = {name: weight.to(torch.bfloat16) if weight.dtype == torch.float32 else weight for name, weight in weights}
-    packed = replace(model, modules={**model.modules, facts.method: hashlib.sha256(save(halved)).hexdigest()})
+    packed = replace(model, modules={**model.modules, name: hashlib.sha256(save(halved)).hexdigest()})
     with (
-        writing(pack, f"the modules of {facts.method}"),
+        writing(pack, f"the modules of {name}"),
         replacing(folder, lambda: _write_index(pack, packed)) as partial,
     ):
         _copy(modules, MODULE_FILES, partial)
         card = (partial / "README.md").read_text(encoding="utf-8")
         named = f"[modules={modules.name}"  # in the package a label does not name the folder
-        for old, new in ((f"# {modules.name}\n", f"# {facts.method}\n"), (f"{named},", "["), (f"{named}]", "")):
+        for old, new in ((f"# {modules.name}\n", f"# {name}\n"), (f"{named},", "["), (f"{named}]", "")):
             card = card.replace(old, new, 1)
         (partial / "README.md").write_text(card, encoding="utf-8")
         save_file(halved, partial / MODULES)

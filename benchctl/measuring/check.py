@@ -380,7 +380,7 @@ def _choose(text: str, target: str) -> Choice:
         return choice
     assert isinstance(method, Trainable)
     if not method.modules:
-        modules = bundled.modules_for(target, method.modules_name(asked.name))
+        modules = bundled.modules_for(target, asked.name, method.modules_name(asked.name))
         choice = replace(choice, embedded=str(modules or ""))
     if not choice.modules or method.published(choice.modules) is not None:
         return choice

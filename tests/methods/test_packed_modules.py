@@ -134,6 +134,22 @@ def test_a_packed_card_names_the_method_and_no_folder(
     assert card == f"# m2r2\n\n--method '{packed}'\n"
 
 
+def test_modules_are_packed_for_another_method_that_uses_them(made: Path, pack: Path, tmp_path: Path) -> None:
+    """m2r2_dynamic had to run with those of m2r2, whatever these were trained with."""
+    own = tmp_path / "adapters"
+    shutil.copytree(made / "adapters", own)
+    facts = json.loads((own / "modules.json").read_text())
+    facts["asked"] |= {"threshold": "0.7"}
+    (own / "modules.json").write_text(json.dumps(facts))
+    packing = ("reference", "pack", "--role", "modules", "--pack", pack)
+    done(*packing, "--model", made / "adapters")
+    done(*packing, "--model", own, "--name", "m2r2_dynamic")
+    assert "# m2r2_dynamic\n" in (pack / "tiny-target" / "modules" / "m2r2_dynamic" / "README.md").read_text()
+    bundled.models.cache_clear()
+    _, shared, routed = choose_methods(["m2r2", "m2r2_dynamic[router=softmax_max]"], Models("tiny-target", ""))
+    assert (shared.options["gates"], routed.options["gates"], routed.options["threshold"]) == ("1+2", "1+2", 0.7)
+
+
 def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
     done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
     folder = pack / "tiny-target" / "modules" / "m2r2"

@@ -93,6 +93,20 @@ def test_modules_belong_to_a_model_and_are_checked(pack: Path) -> None:
         bundled.modules_for("big", "medusa")
 
 
+def test_a_method_has_its_own_modules_before_those_that_it_shares(pack: Path) -> None:
+    folders = {name: pack / "big-folder" / "modules" / name for name in ("m2r2", "m2r2_dynamic")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+        (folder / bundled.MODULES).write_bytes(WEIGHTS)
+    entries = json.loads((pack / "index.json").read_text())
+    for held in (["m2r2"], ["m2r2", "m2r2_dynamic"]):
+        entries[0]["modules"] = dict.fromkeys(held, sha256(WEIGHTS).hexdigest())
+        (pack / "index.json").write_text(json.dumps(entries))
+        _forget()
+        assert bundled.modules_for("big", "m2r2_dynamic", "m2r2") == folders[held[-1]]
+        assert bundled.modules_for("big", "m2r2", "m2r2") == folders["m2r2"]
+
+
 @pytest.mark.parametrize("name", ["bigg", "./missing/folder", "/missing/folder", "../missing", "a/b/c", ""])
 def test_anything_else_lists_the_embedded_names(pack: Path, name: str) -> None:
     with refused("unknown_model", f"'{name}'", "big, small"):

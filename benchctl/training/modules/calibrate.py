@@ -216,7 +216,7 @@ def _check_method(label: Label, model: str) -> str:
         )
     if not (isinstance(method, Trainable) and method.needs_modules):
         return ""
-    modules = method.modules or str(bundled.modules_for(model, method.modules_name(label.name)) or "")
+    modules = method.modules or str(bundled.modules_for(model, label.name, method.modules_name(label.name)) or "")
     trained_options(method, label.name, modules)
     return modules
 
