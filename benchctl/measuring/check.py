@@ -374,8 +374,11 @@ def _choose(text: str, target: str) -> Choice:
     asked, method = registry.parse_label(text), registry.build(text)
     choice = Choice(registry.canonical_label(method, asked), method)
     if isinstance(method, Combines):
-        choice = replace(choice, parts=(_choose(method.first, target), _choose(method.then, target)))
-        method.use_parts([part.method for part in choice.parts if isinstance(part.method, Method)])
+        named = {"first": method.first, "then": method.then} | dict(asked.options)
+        parts = _choose(named["first"], target), _choose(named["then"], target)
+        method.first, method.then = (part.label for part in parts)
+        method.use_parts([part.method for part in parts if isinstance(part.method, Method)])
+        choice = replace(choice, label=registry.canonical_label(method, asked), parts=parts)
     if choice.modules is None:
         return choice
     assert isinstance(method, Trainable)

@@ -118,6 +118,8 @@ def test_labels_name_the_options_that_run(made: Path) -> None:
     choices = choose_methods(asked, Models("ref-dense", ""))[1:]
     assert [(choice.options["gates"], choice.options["draft_tokens"]) for choice in choices] == [("1+2", 4), ("1+2", 6)]
     assert len({choice.label for choice in choices}) == 2
+    _, combined = choose_methods([f"combine[then=m2r2[draft_tokens=6,modules={folder}]]"], Models("ref-dense", ""))
+    assert (combined.label, combined.options["then"]) == (f"combine[then={choices[1].label}]", choices[1].label)
 
 
 @pytest.mark.parametrize(("options", "packed"), [("gates=1+2", "m2r2[gates=1+2]"), ("", "m2r2")])
