@@ -10,11 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.drafting.grow import Frontier, Picks, grow_best_first, grow_likeliest, grow_shape
+from benchctl.decoding.drafting.grow import (
+    Frontier,
+    Picks,
+    grow_best_first,
+    grow_likeliest,
+    grow_shape,
+    node_probs,
+    wide,
+)
 from benchctl.decoding.drafting.second_model import DraftModelMethod
 from benchctl.decoding.drafting.trees import MOST_NODES, Path, optimal_tree, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, check_options, refuse_options
@@ -96,12 +103,11 @@ class DraftTree(DraftModelMethod):
         return self.score(context, own, [parent - 1 for parent in frontier.parents])  # the root is read already
 
     def _score(self, context: Context, unread: Sequence[int], frontier: Frontier) -> Tensor:
-        return _wide(self._expand(context, unread, frontier)).log_softmax(-1)
+        return wide(self._expand(context, unread, frontier)).log_softmax(-1)
 
     def _probs(self, context: Context, unread: Sequence[int], frontier: Frontier) -> Tensor:
-        draft_logits, sampling = self._expand(context, unread, frontier), context.sampling
-        probs = _wide(draft_logits).softmax(-1) if sampling.greedy else sampling.probs(draft_logits)
-        return self.vocabulary.spread(probs, context.target.vocabulary)
+        draft_logits = self._expand(context, unread, frontier)
+        return node_probs(draft_logits, context.sampling, self.vocabulary, context.target.vocabulary)
 
     def observe(self, context: Context, outcome: Outcome) -> None:
         """The draft model keeps the accepted rows that it has run; none where it has not drafted, see `Combine`."""
@@ -113,11 +119,6 @@ class DraftTree(DraftModelMethod):
                 break
             kept.append(place - 1)
         self._stream.keep(kept)
-
-
-def _wide(draft_logits: Tensor) -> Tensor:
-    """In float32 at least: half precision is too coarse to rank texts."""
-    return draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))
 
 
 def _read_ranks(text: str) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save, save_file
 
+from benchctl import registry
 from benchctl.bundled import EMBEDDING, TOKENIZER, WEIGHTS, PackModel, read_index
 from benchctl.decoding.model.target import DRAFT_VOCABULARY, folder_sha256
 from benchctl.decoding.modules.folders import FACTS, read_facts
@@ -123,6 +124,8 @@ def add_modules_to_pack(modules: Path, pack: Path, name: str = "") -> PackModel:
     """
     _check_files(modules, MODULE_FILES, "folder of modules")
     facts = read_facts(str(modules))
+    if name and getattr(registry.method_class(name), "modules_of", "") != facts.method:
+        raise UserError("modules_of_other_method", f"{name} does not use modules of {facts.method}; give no --name")
     model = next((entry for entry in _entries(pack) if entry.name == facts.target.name), None)
     held = None if model is None else model.fetched if model.package else pack / model.folder
     if model is None or held is None or folder_sha256(held) != facts.target.weights_sha256:

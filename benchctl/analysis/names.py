@@ -25,7 +25,8 @@ def short_labels(labels: Sequence[str]) -> dict[str, str]:
     """Each label as its name and as few options as tell the labels of that name apart.
 
     `m[a=1,b=2]`, `m[a=2,b=3]`, `n[a=1]` -> `m a=1`, `m a=2`, `n`;
-    `m`, `m[a=1]` -> `m`, `m a=1`.
+    `m`, `m[a=1]` -> `m`, `m a=1`;
+    `m[a=n[b=1]]`, `m[a=n[b=2]]`, `m[a=o]` -> `m a=n[b=1]`, `m a=n[b=2]`, `m a=o`.
     """
     by_name: dict[str, dict[str, dict[str, str]]] = {}
     for label in labels:
@@ -43,5 +44,15 @@ def short_labels(labels: Sequence[str]) -> dict[str, str]:
         distinct = (shown for shown in choices if len(set(shown.values())) == len(of_name))
         whole = {label: label_lines(label)[1:] for label in of_name}
         fewest = min(distinct, key=lambda shown: sum(map(len, shown.values())), default=whole)
-        shortened |= {label: " ".join([name, *options]) for label, options in fewest.items()}
+        inner: dict[str, list[str]] = {}
+        for key, equals, value in {option.partition("="): None for options in fewest.values() for option in options}:
+            inner.setdefault(key + equals, []).append(value)
+        texts = {key + value: key + text for key, values in inner.items() for value, text in _within(values).items()}
+        shortened |= {label: " ".join([name, *map(texts.__getitem__, options)]) for label, options in fewest.items()}
     return {label: shortened[label] for label in labels}
+
+
+def _within(labels: Sequence[str]) -> dict[str, str]:
+    """The short labels with brackets, as values of an option."""
+    texts = {label: text.split(" ") for label, text in short_labels(labels).items()}
+    return {label: name + f"[{','.join(options)}]" * bool(options) for label, (name, *options) in texts.items()}

@@ -377,7 +377,10 @@ def _choose(text: str, target: str) -> Choice:
         named = {"first": method.first, "then": method.then} | dict(asked.options)
         parts = _choose(named["first"], target), _choose(named["then"], target)
         method.first, method.then = (part.label for part in parts)
-        method.use_parts([part.method for part in parts if isinstance(part.method, Method)])
+        try:  # what the parts were trained with can make them equal, or lossy
+            method.use_parts([part.method for part in parts if isinstance(part.method, Method)])
+        except ValueError as error:
+            raise UserError("bad_option_value", f"{asked.text}: {error}") from error
         choice = replace(choice, label=registry.canonical_label(method, asked), parts=parts)
     if choice.modules is None:
         return choice

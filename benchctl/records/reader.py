@@ -133,7 +133,7 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror}.") from error
+        raise UserError("cannot_read", f"{path}: cannot be read: {error.strerror or error}.") from error
 
 
 def whole_lines(path: Path) -> tuple[list[bytes], tuple[str, ...]]:

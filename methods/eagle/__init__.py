@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape
+from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape, node_probs, wide
 from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
@@ -157,12 +157,10 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         return grow_shape(partial(self._probs, context), shape, picks)
 
     def _log_probs(self, frontier: Frontier) -> Tensor:
-        return _wide(self._drafter(frontier)).log_softmax(-1)
+        return wide(self._drafter(frontier)).log_softmax(-1)
 
     def _probs(self, context: Context, frontier: Frontier) -> Tensor:
-        draft_logits, sampling = self._drafter(frontier), context.sampling
-        probs = _wide(draft_logits).softmax(-1) if sampling.greedy else sampling.probs(draft_logits)
-        return self.vocabulary.spread(probs, context.target.vocabulary)
+        return node_probs(self._drafter(frontier), context.sampling, self.vocabulary, context.target.vocabulary)
 
     def observe(self, context: Context, outcome: Outcome) -> None:
         stream, kept = context.stream, list(outcome.kept_rows)
@@ -174,8 +172,3 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
 def tree_widths(tree: str, depth: int) -> tuple[int, ...]:
     """Children per node at each depth of a tree that is not dynamic; a chain has ``depth`` times one."""
     return (1,) * depth if tree in ("chain", "dynamic") else read_widths(tree, _MOST_DEPTH, "dynamic or chain")
-
-
-def _wide(draft_logits: Tensor) -> Tensor:
-    """In float32 at least: half precision is too coarse to rank nodes."""
-    return draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))

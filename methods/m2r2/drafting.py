@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.drafting.grow import wide
 from benchctl.decoding.method import Chain, Context
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary
 
@@ -28,7 +28,7 @@ def draft_chain(
     chain, likely = Chain(context, vocabulary), 1.0
     for row in range(depth):
         draft_logits = propose([BEFORE_ROOT + row])
-        shares = _wide(draft_logits).softmax(-1)[0] if confidence else None
+        shares = wide(draft_logits).softmax(-1)[0] if confidence else None
         if shares is not None and likely * float(shares.max()) < confidence:
             break
         place = chain.add(draft_logits)
@@ -49,7 +49,7 @@ def draft_beam(
     kept = [(0.0, ROOT)]  # log-probability and row of each branch's end
     continued: Sequence[int] = [BEFORE_ROOT]  # by these rows
     for _ in range(depth):
-        every_share = _wide(propose(continued)).log_softmax(-1)
+        every_share = wide(propose(continued)).log_softmax(-1)
         shares, places = every_share.topk(min(width, every_share.shape[-1]))
         grown = [
             (log_share + share, parent, vocabulary.token(place))
@@ -66,8 +66,3 @@ def draft_beam(
         stream.push(tokens, [root + 1 + parent for parent in parents])
         continued = parents
     return draft
-
-
-def _wide(draft_logits: Tensor) -> Tensor:
-    """In float32 at least: half precision is too coarse to rank branches, or to stop by."""
-    return draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))

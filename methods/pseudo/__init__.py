@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.drafting.grow import Picks, grow_likeliest, grow_shape
+from benchctl.decoding.drafting.grow import Picks, grow_likeliest, grow_shape, node_probs, wide
 from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.kernels import Linear
@@ -125,12 +124,11 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
         if count < 1:
             return Draft()
         draft_logits = self._lm_head(context.target.final_norm(self._behind[:count]))
-        draft_logits = draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))
         if self.tree == "dynamic":
-            expand = partial(by_depth, draft_logits.log_softmax(-1))
+            expand = partial(by_depth, wide(draft_logits).log_softmax(-1))
             return grow_likeliest(expand, self.width, count, self.nodes, self.vocabulary, self.confidence)
-        probs = draft_logits.softmax(-1) if context.sampling.greedy else context.sampling.probs(draft_logits)
-        expand = partial(by_depth, self.vocabulary.spread(probs, context.target.vocabulary))
+        probs = node_probs(draft_logits, context.sampling, self.vocabulary, context.target.vocabulary)
+        expand = partial(by_depth, probs)
         shape = wide_tree(read_widths(self.tree, self.rows, "dynamic")[:count])
         return grow_shape(expand, shape, Picks(context.sampling, context.generator))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape
+from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape, node_probs, wide
 from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.kernels import Linear
@@ -119,16 +119,14 @@ class Sequential(Speculative, Trainable, UsesDraftVocabulary):
             tokens, memories = frontier.tokens, self._memories[[parent - self._first for parent in frontier.parents]]
             self._first += len(self._memories)
         self._memories, read = self._module.step(frontier.depth, memories, context.target.embed(tokens))
-        draft_logits = self._lm_head(read)
-        return draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))  # half is too coarse for ranks
+        return self._lm_head(read)
 
     def _log_probs(self, context: Context, frontier: Frontier) -> Tensor:
-        return self._logits(context, frontier).log_softmax(-1)
+        return wide(self._logits(context, frontier)).log_softmax(-1)
 
     def _probs(self, context: Context, frontier: Frontier) -> Tensor:
-        draft_logits, sampling = self._logits(context, frontier), context.sampling
-        probs = draft_logits.softmax(-1) if sampling.greedy else sampling.probs(draft_logits)
-        return self.vocabulary.spread(probs, context.target.vocabulary)
+        draft_logits = self._logits(context, frontier)
+        return node_probs(draft_logits, context.sampling, self.vocabulary, context.target.vocabulary)
 
     def observe(self, context: Context, outcome: Outcome) -> None:
         row = 1 + outcome.verdict.path[-1] if outcome.verdict.path else 0

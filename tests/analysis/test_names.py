@@ -14,6 +14,9 @@ EXITING, DRAFTING = "early_exit[threshold=0.6,exits=8+12]", "early_exit[mode=dra
         (["m[a=1,b=2]", "m[a=1,b=3]"], ["m b=2", "m b=3"]),
         (["m", "m[a=1]"], ["m", "m a=1"]),
         ([EXITING, DRAFTING], ["early_exit", "early_exit mode=draft"]),
+        (["m[a=n[b=1],c=2]", "m[a=o[b=1],c=2]"], ["m a=n", "m a=o"]),
+        (["m[a=n[b=1]]", "m[a=n[b=2]]", "m[a=o]"], ["m a=n[b=1]", "m a=n[b=2]", "m a=o"]),
+        (["m[4x]", "m[8x]"], ["m 4x", "m"]),
         (["m[a=1,b=1]", "m[a=1,b=2]", "m[a=2,b=1]"], ["m a=1 b=1", "m a=1 b=2", "m a=2 b=1"]),
     ],
 )

@@ -215,6 +215,13 @@ def test_parts_that_cannot_be_combined_are_refused(label: str, problem: str) -> 
     assert raised.value.id == problem
 
 
+def test_parts_that_their_training_makes_equal_are_refused() -> None:
+    """The embedded heads were trained with head=shared."""
+    with pytest.raises(UserError, match="both medusa") as found:
+        choose_methods(["combine[first=medusa,then=medusa[head=shared]]"], Models("smollm2", ""))
+    assert found.value.id == "bad_option_value"
+
+
 def test_a_part_that_pushes_rows_is_refused_when_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     def pushes(method: PromptLookup, context: Context, budget: int) -> Draft:
         context.stream.push(context.tokens[:1])

@@ -145,6 +145,7 @@ def test_modules_are_packed_for_another_method_that_uses_them(made: Path, pack: 
     (own / "modules.json").write_text(json.dumps(facts))
     packing = ("reference", "pack", "--role", "modules", "--pack", pack)
     done(*packing, "--model", made / "adapters")
+    assert "medusa does not use modules of m2r2" in refused(*packing, "--model", own, "--name", "medusa")
     done(*packing, "--model", own, "--name", "m2r2_dynamic")
     assert "# m2r2_dynamic\n" in (pack / "tiny-target" / "modules" / "m2r2_dynamic" / "README.md").read_text()
     bundled.models.cache_clear()

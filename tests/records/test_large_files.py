@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from made_up import BASELINE, DRAFTING, MadeUp
+from made_up import MadeUp
 
 from benchctl.analysis.comparison import compare
 from benchctl.records import reader
@@ -36,12 +36,6 @@ def test_rows_are_not_held_while_they_are_compared(tmp_path: Path) -> None:
     assert streamed < held / 4 and streamed < path.stat().st_size
 
 
-def test_what_is_streamed_has_the_same_figures_as_what_is_held(path: Path) -> None:
-    streamed, held = (compare([file])[0].pooled for file in (scan(path), read(path)))
-    assert streamed == held
-    assert {method.label for method in streamed.methods} == {BASELINE, DRAFTING}
-
-
 def test_a_file_is_read_once_however_many_modes_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of three modes took three times as long as one of as many rows."""
     parsed: list[bytes] = []
@@ -64,11 +58,3 @@ def test_rows_that_stay_in_their_file_can_be_had_like_any_others(path: Path) -> 
     assert rows[3:5] == held[3:5]
     with pytest.raises(IndexError):
         rows[len(held)]
-
-
-def test_made_up_files_have_as_many_generations_as_asked_for(tmp_path: Path) -> None:
-    MadeUp(("free", "replay")).write(tmp_path / "run.jsonl", 65)
-    rows = read(tmp_path / "run.jsonl").rows
-    assert len(rows) == 65
-    assert {row.mode for row in rows} == {"free", "replay"} and {row.label for row in rows} == {BASELINE, DRAFTING}
-    assert len({row.step_s for row in rows}) == 65

@@ -4,7 +4,6 @@ import ast
 import re
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -196,8 +195,6 @@ PARALLEL = (
     *("benchctl/analysis/metrics", "benchctl/analysis/plots", "benchctl/analysis/tables", "benchctl/cli"),
     *("judges", "methods"),
 )
-FILES_OF_FOLDER = 18
-DEPTH_OF_ANALYSIS = 10
 
 
 @cache
@@ -218,19 +215,6 @@ def imported_modules() -> dict[str, set[str]]:
 def test_no_two_modules_import_each_other_even_through_others() -> None:
     """`TopologicalSorter` names the modules of a circle when there is one."""
     assert tuple(TopologicalSorter(imported_modules()).static_order())
-
-
-def test_a_reader_of_analysis_is_at_most_ten_imports_away_from_its_records() -> None:
-    depths: dict[str, int] = {}
-    for module in TopologicalSorter(imported_modules()).static_order():
-        if module.startswith("benchctl.analysis"):
-            depths[module] = 1 + max((depths.get(name, 0) for name in imported_modules()[module]), default=0)
-    assert max(depths.values()) <= DEPTH_OF_ANALYSIS
-
-
-def test_no_folder_is_too_full_to_look_through() -> None:
-    counts = Counter(file.parent for file in FILES)
-    assert {path_of(folder): count for folder, count in counts.items() if count > FILES_OF_FOLDER} == {}
 
 
 def test_two_files_share_a_name_only_in_parallel_packages() -> None:

@@ -42,6 +42,17 @@ Expand = Callable[[Frontier], Tensor]
 """[rows, k] scores behind a frontier; for the root [1, k]."""
 
 
+def wide(draft_logits: Tensor) -> Tensor:
+    """In float32 at least: half precision is too coarse to rank nodes, or to stop by."""
+    return draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))
+
+
+def node_probs(draft_logits: Tensor, sampling: Sampling, vocabulary: DraftVocabulary, tokens: int) -> Tensor:
+    """[rows, k] logits as probabilities [rows, tokens] over the target's ``tokens``, by which children are picked."""
+    probs = wide(draft_logits).softmax(-1) if sampling.greedy else sampling.probs(draft_logits)
+    return vocabulary.spread(probs, tokens)
+
+
 @dataclass(frozen=True)
 class Picks:
     """How the children of a node are chosen, as the run chooses tokens: its likeliest tokens, or drawn ones."""

@@ -20,6 +20,7 @@ from urllib.request import urlopen
 from benchctl.bundled import cache_folder
 from benchctl.errors import UserError
 from benchctl.measuring.prompts.files import Reader
+from benchctl.records.reader import read_file
 
 TIMEOUT_S = 10.0
 SIZE_LIMIT_BYTES = 4 * 1024 * 1024
@@ -173,16 +174,6 @@ def find_suite(spec: SuiteSpec, *, source: str, downloader: Downloader, notify: 
     if spec.terms and suite.source != "embedded":
         notify(f"{spec.name}: {spec.terms}")
     return suite
-
-
-def read_file(path: Path) -> bytes:
-    """The bytes of a user's file. Raises UserError if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            "cannot_read", f"cannot read {path}: {error.strerror or error}; check its permissions"
-        ) from None
 
 
 def _embedded(spec: SuiteSpec) -> SuiteBytes:

@@ -17,10 +17,10 @@ from benchctl.measuring.prompts.sources import (
     SuiteBytes,
     SuiteSpec,
     find_suite,
-    read_file,
     sha256,
     unpacked,
 )
+from benchctl.records.reader import read_file
 
 _DOWNLOADER = Downloader()  # one for all suites of a process, so that without a network only the first waits
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
