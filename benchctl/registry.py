@@ -12,14 +12,15 @@ import hashlib
 import json
 import pkgutil
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import getsourcefile
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -218,6 +219,23 @@ def build_judge(label: Label) -> Judge:
 def canonical_label(built: Method | Engine, label: Label) -> str:
     """The one spelling of a label: only the options that differ from their defaults, in the order declared."""
     return Label(label.name, changed_options(built)).text
+
+
+def with_trained(asked: Label, trained: Mapping[str, str]) -> Label:
+    """The label with the options that its modules were trained with, but those it names.
+
+    As many as it takes: one may have no effect with those that were asked for.
+    """
+    missing = {option.name for option in method_options(asked.name)} - {"modules", *dict(asked.options)}
+    given = {name: value for name, value in trained.items() if name in missing}
+    for count in range(len(given) + 1):
+        for left_out in combinations(given, count):
+            kept = {name: value for name, value in given.items() if name not in left_out}
+            label = Label(asked.name, (*kept.items(), *asked.options))
+            with suppress(UserError):
+                build(label.text)
+                return label
+    return asked
 
 
 def split_labels(texts: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchctl.decoding.adaptive import KvFill, View, deferred_exact
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.exits import ExitModule, ExitPolicy, Exits, deep_supervision_loss
+from benchctl.decoding.modules.exits import ExitModule, ExitPolicy, Exits, exits_loss
 from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Trainable, TrainingBatch
 
@@ -64,7 +64,8 @@ class Deed(ExitPolicy, Trainable):
         return Exits({layer: ExitModule(*shape) for layer in self.exit_layers(info)}, {})
 
     def loss(self, module: Exits, batch: TrainingBatch) -> Tensor:
-        return deep_supervision_loss(module, batch)
+        """L = L_avg + L_N but for the terms of the last layer, which are constants, and their scale."""
+        return exits_loss(module, batch)
 
     def prepare(self, target: Target) -> None:
         self.load_exits("deed", target)

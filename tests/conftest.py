@@ -70,3 +70,18 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchctl.decoding.model.target import Target
 
     monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of errors, as they come up."""
+    from benchctl.errors import UserError
+
+    ids, real = list[str](), UserError.__init__
+
+    def noted(self: UserError, id: str, message: str) -> None:
+        ids.append(id)
+        real(self, id, message)
+
+    monkeypatch.setattr(UserError, "__init__", noted)
+    return ids

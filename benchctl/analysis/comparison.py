@@ -78,21 +78,13 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     ]
     if first.draft and second.draft and first.draft.weights_sha256 != second.draft.weights_sha256:
         differing.append(Difference("draft", _model(first.draft), _model(second.draft)))
-    first_modules, second_modules = (
-        {method.label: method.modules_sha256 for method in run.methods if method.modules_sha256}
-        for run in (first, second)
-    )
-    for label in sorted(first_modules.keys() & second_modules.keys()):
-        if first_modules[label] != second_modules[label]:
-            hashes = (f"{label} {modules[label][:8]}" for modules in (first_modules, second_modules))
-            differing.append(Difference("modules", *hashes))
-    first_options, second_options = (
-        {method.label: method.options for method in run.methods} for run in (first, second)
-    )
-    for label in sorted(first_options.keys() & second_options.keys()):
-        ours, theirs = first_options[label], second_options[label]
-        if changed := [name for name in ours if name in theirs and ours[name] != theirs[name]]:
-            shown = (" ".join([label, *(f"{name}={given[name]}" for name in changed)]) for given in (ours, theirs))
+    ours, theirs = ({method.label: method for method in run.methods} for run in (first, second))
+    for label in sorted(ours.keys() & theirs.keys()):
+        one, other = both = ours[label], theirs[label]
+        if one.modules_sha256 and other.modules_sha256 and one.modules_sha256 != other.modules_sha256:
+            differing.append(Difference("modules", *(f"{label} {method.modules_sha256[:8]}" for method in both)))
+        if changed := [name for name, value in one.options.items() if value != other.options.get(name, value)]:
+            shown = (" ".join([label, *(f"{name}={method.options[name]}" for name in changed)]) for method in both)
             differing.append(Difference("options", *shown))
     return tuple(differing)
 

@@ -218,6 +218,10 @@ def _all_problems(group: Group, conditions: Conditions, has_previous: bool) -> I
             yield method.label, Problem(method.refused, _REFUSED[method.refused])
     if conditions.require or conditions.quality is not None or has_previous:
         yield from _unmeasured(group)
+    if conditions.quality is not None or has_previous:  # speed and quality are those of the answers that are left
+        for method in group.pooled.methods:
+            if failed := method.fidelity.failed:
+                yield method.label, Problem("answers_failed", f"{failed} of its answers failed with an error")
     if conditions.require:
         yield from _unmet(group, conditions.require)
     if conditions.quality is not None:

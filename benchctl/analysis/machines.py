@@ -7,7 +7,7 @@ from math import exp, log, sqrt
 import numpy as np
 from scipy.special import stdtrit
 
-from benchctl.analysis.comparison import Group
+from benchctl.analysis.comparison import Group, differences
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.intervals import LEVEL, Interval
 
@@ -18,10 +18,13 @@ _OF_MACHINE = frozenset({"cpu", "gpu"})
 class Pooled:
     """The speed-up of a method on several machines: the geometric mean of ``each``, and its interval.
 
+    ``of`` names the first file of groups that differ by machine alone.
+
     Machines are a level of their own: the interval is Student's t over the logarithms of their speed-ups, and says what
     another machine like these would show. Two machines make it very wide.
     """
 
+    of: str
     label: str
     each: tuple[float, ...]
 
@@ -36,13 +39,29 @@ class Pooled:
         return Interval(self.value * exp(-half_width), self.value * exp(half_width))
 
 
+def by_machine(groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups, those together that differ by machine alone."""
+    found: list[list[Group]] = []
+    for group in groups:
+        for others in found:
+            if {each.field for each in differences(others[0].run, group.run)} <= _OF_MACHINE:
+                others.append(group)
+                break
+        else:
+            found.append([group])
+    return found
+
+
 def pooled_speedups(groups: Sequence[Group]) -> tuple[Pooled, ...]:
-    """Of each label that several groups measured which differ from the first by machine alone; highest first."""
-    alike = [group for group in groups if {each.field for each in group.differs} <= _OF_MACHINE]
-    found: dict[str, list[float]] = {}
-    for method in (method for group in alike for method in group.pooled.methods):
-        value = method.estimate(SPEEDUP).value
-        if not method.is_baseline and not method.refused and value:
-            found.setdefault(method.label, []).append(value)
-    pooled = (Pooled(label, tuple(values)) for label, values in found.items() if len(values) > 1)
-    return tuple(sorted(pooled, key=lambda each: -each.value))
+    """Of each label that was measured on several machines and with equal settings; highest first."""
+    pooled = []
+    for alike in by_machine(groups):
+        found: dict[str, list[float]] = {}
+        for method in (method for group in alike for method in group.pooled.methods):
+            value = method.estimate(SPEEDUP).value
+            if not method.is_baseline and not method.refused and value:
+                found.setdefault(method.label, []).append(value)
+        of = str(alike[0].files[0].path)
+        each = [Pooled(of, label, tuple(values)) for label, values in found.items() if len(values) > 1]
+        pooled += sorted(each, key=lambda one: -one.value)
+    return tuple(pooled)

@@ -5,6 +5,8 @@ from itertools import combinations
 
 from benchctl.records.labels import split_options
 
+_LONGEST = 34  # characters of a label with all its options in a table
+
 
 def label_lines(label: str) -> tuple[str, ...]:
     """A label with each of its options on a line of its own, where there is no room for long labels.
@@ -15,10 +17,10 @@ def label_lines(label: str) -> tuple[str, ...]:
     return (name, *split_options(options)) if options else (name,)
 
 
-def table_labels(labels: Sequence[str], most: int = 34) -> dict[str, str]:
-    """Each label with all its options where every one has at most `most` characters, else the short labels."""
+def table_labels(labels: Sequence[str]) -> dict[str, str]:
+    """Each label with all its options where every one has at most 34 characters, else the short labels."""
     whole = {label: " ".join(label_lines(label)) for label in labels}
-    return whole if max(map(len, whole.values()), default=0) <= most else short_labels(labels)
+    return whole if max(map(len, whole.values()), default=0) <= _LONGEST else short_labels(labels)
 
 
 def short_labels(labels: Sequence[str]) -> dict[str, str]:

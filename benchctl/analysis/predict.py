@@ -234,11 +234,6 @@ def predict(files: Sequence[RunFile]) -> Accounts:
 
     Raises UserError for files that may not be compared with each other, for batches, and where nothing was measured.
     """
-    if not files:
-        raise UserError(
-            "no_generations",
-            "no generations to predict from. Run `benchctl run --profile`, or continue it with --resume.",
-        )
     run = files[0].run
     for file in files:
         if differing := differences(run, file.run):

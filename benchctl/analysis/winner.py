@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, log
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -56,12 +55,8 @@ class Winner:
     unconfirmed: tuple[str, ...] = ()
 
     @property
-    def methods(self) -> int:
-        return 1 + len(self.slower) + len(self.tied)
-
-    @property
     def pairs(self) -> int:
-        return comb(self.methods, 2)
+        return comb(1 + len(self.slower) + len(self.tied), 2)
 
 
 @dataclass(frozen=True)
@@ -137,8 +132,8 @@ def best_labels(group: Group) -> Iterator[BestLabel]:
 def beats(frame: pd.DataFrame, labels: Sequence[str]) -> frozenset[_Pair]:
     """The pairs of labels whose times differ significantly by Holm's correction, the faster one first."""
     ratios = _ratios(frame, labels)
-    significant = holm({each: ratio.p_value for each, ratio in ratios.items()})
-    return frozenset((a, b) if ratios[a, b].logarithm > 0 else (b, a) for a, b in significant)
+    significant = holm({each: probability for each, (_, probability) in ratios.items()})
+    return frozenset((a, b) if ratios[a, b][0] > 0 else (b, a) for a, b in significant)
 
 
 def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:
@@ -155,15 +150,9 @@ def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:
     return significant
 
 
-class _Ratio(NamedTuple):
-    """The logarithm of (time of the second / time of the first) of a pair, and its p-value."""
-
-    logarithm: float
-    p_value: float
-
-
-def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, _Ratio]:
-    """Of each pair of labels, on what both answered."""
+def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, tuple[float, float]]:
+    """Of each pair of labels the logarithm of (time of the second / time of the first), and its p-value, on what both
+    answered."""
     valid = frame[frame["error"].isna() & ~frame["round_invalid"] & frame["label"].isin(labels)]
     times = valid.pivot(index=_GENERATION, columns="label", values="whole_s")
     keys = times.reset_index()[_GENERATION]
@@ -180,7 +169,7 @@ def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, _Ratio]:
             above, below = (pairs[name].to_numpy(float) for name in ("whole_s_baseline", "whole_s"))
             level = levels(pairs)
         logarithm = log(above.sum() / below.sum()) if len(above) else 0.0
-        ratios[first, second] = _Ratio(logarithm, p_value(above, below, level) if logarithm else 1.0)
+        ratios[first, second] = logarithm, (p_value(above, below, level) if logarithm else 1.0)
     return ratios
 
 

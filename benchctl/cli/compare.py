@@ -117,6 +117,7 @@ def _check_usage(files: Sequence[str], options: _Options) -> None:
 def _print_comparison(files: Sequence[str], options: _Options) -> None:
     from benchctl.analysis.comparison import compare as compare_runs
     from benchctl.analysis.comparison import over, with_categories
+    from benchctl.analysis.machines import by_machine
     from benchctl.analysis.tables.text import View, render, render_acceptance
     from benchctl.cli.options import check_comparable, print_warnings, read_files, read_scores
 
@@ -134,7 +135,7 @@ def _print_comparison(files: Sequence[str], options: _Options) -> None:
         click.echo(f"more: {', '.join([*more, '--format json'])}")
     if options.format == "csv":
         print_warnings(groups)
-    check_comparable(groups)  # after the tables, which show what differs
+    check_comparable([alike[0] for alike in by_machine(groups)])  # after the tables, which show what differs
 
 
 def _names(given: Sequence[str]) -> Mapping[str, str]:

@@ -124,7 +124,7 @@ def judge(context: click.Context, options: JudgeOptions, files: tuple[str, ...])
     with JudgeDisplay() as display:
         judging, settings = _judging(results, options, display)
         summary = judging.run()
-    click.echo(describe_summary(summary, settings.judge.label), err=True)
+    click.echo(describe_summary(summary, settings.label), err=True)
     for file in results:
         click.echo(f"Scores: {scores_path(file.path)}", err=options.as_json)
     if options.as_json:
@@ -143,8 +143,7 @@ def _print_forecast(files: Sequence[RunFile], options: JudgeOptions) -> None:
         return
     by_hand = options.price_in is not None or options.price_out is not None
     source_of_price = "at the prices given" if by_hand else f"at the prices noted on {price_table().date}"
-    name = settings.judge
-    click.echo(describe_forecast(forecast, name.label, source_of_price if name.judge.paid else ""))
+    click.echo(describe_forecast(forecast, settings.label, source_of_price if settings.judge.paid else ""))
 
 
 def _judging(files: Sequence[RunFile], options: JudgeOptions, display: JudgeDisplay) -> tuple[Judging, JudgeSettings]:
@@ -191,7 +190,6 @@ def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite
 def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSettings:
     """The settings of a judging, its judge prepared. Raises UserError for what a user can fix."""
     from benchctl.judging.budget import price_of
-    from benchctl.judging.items import JudgeName
     from benchctl.judging.judge import Place
     from benchctl.judging.scoring import JudgeSettings
 
@@ -200,7 +198,8 @@ def settings_of(options: JudgeOptions, files: Sequence[RunFile]) -> JudgeSetting
     # Its name in scores and in the cache has the options that change its replies, and no paths of folders.
     said = tuple(option for option in changed_options(judge) if option[0] not in judge.unsaid)
     return JudgeSettings(
-        judge=JudgeName(replace(label, options=said).without_places.text, judge),
+        label=replace(label, options=said).without_places.text,
+        judge=judge,
         cache=options.cache or files[0].path.parent / CACHE,
         baseline=options.baseline_label,
         samples=options.repeats,

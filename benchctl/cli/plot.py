@@ -63,7 +63,8 @@ class _Options:
         None,
         "Vertical axis of --pareto: agreement with the target token by token (target-agreement), up to the first "
         "difference (agreement), answers that are the target's own (verdict), a judge's score (quality), or correct "
-        "answers (exact, of the suite tasks).  [default: target-agreement, or agreement where it was not measured]",
+        "answers (exact, where prompts have exact answers).  [default: target-agreement, or agreement where it was "
+        "not measured]",
         metavar="NAME",
     )
     judge: str = setting("", "The judge for --quality quality: its name or a part of it.", metavar="NAME")

@@ -110,8 +110,9 @@ def _grids(predictions: Sequence[Prediction], names: Mapping[str, str]) -> Itera
         (
             names[each.label],
             f"{each.costs.tokens_per_step:.2f}",
-            _rows_per_step(each),
-            _ratio(each.costs.draft_ratio),
+            # Rows that exit early are not counted, because they do not reach the last layer.
+            f"{each.costs.rows_per_step:.2f}" if each.costs.drafted_per_step else _NONE,
+            _NONE if each.costs.draft_ratio is None else f"{each.costs.draft_ratio:.3f}",
             f"{each.costs.verify_ratio:.3f}",
             f"{each.costs.depth_fraction:.3f}",
             str(each.prompts),
@@ -146,16 +147,7 @@ def _notes(accounts: Accounts, run: Run) -> Iterator[str]:
             )
 
 
-def _rows_per_step(account: Prediction) -> str:
-    """Rows that exit early are not counted, because they do not reach the last layer."""
-    return f"{account.costs.rows_per_step:.2f}" if account.costs.drafted_per_step else _NONE
-
-
 def _with_interval(figure: Figure) -> str:
     interval = figure.interval
     ends = "n/a" if interval is None else f"{interval.low:.2f}, {interval.high:.2f}"
     return f"{figure.value:.2f}x [{ends}]"
-
-
-def _ratio(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.3f}"

@@ -129,9 +129,12 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 
 def _show(paths: Sequence[Path], as_json: bool) -> None:
     """Print the table."""
-    from benchctl.analysis.tables.text import View, summary
+    from benchctl.analysis.comparison import compare
+    from benchctl.analysis.tables.text import View, render
+    from benchctl.records.writer import read
 
-    click.echo(summary(paths, "json" if as_json else "table", View(width=get_terminal_size().columns)))
+    groups = compare([read(path) for path in paths], ())
+    click.echo(render(groups, "json" if as_json else "table", View(width=get_terminal_size().columns)))
     click.echo(f"more: benchctl compare {shlex.join(map(str, paths))} --full", err=as_json)
     for path in paths:
         click.echo(f"Results: {path}", err=as_json)

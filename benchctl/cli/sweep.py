@@ -172,13 +172,7 @@ def _show(all_runs: Sequence[Status], folder: Path, as_json: bool) -> None:
     counts = Counter(each.state for each in all_runs)
     if as_json:
         runs = [
-            {
-                "name": each.unit.name,
-                "state": each.state,
-                "prompts": each.prompts,
-                "of": each.of,
-                "message": each.message,
-            }
+            {"name": each.unit.name} | {key: value for key, value in each._asdict().items() if key != "unit"}
             for each in all_runs
         ]
         click.echo(json.dumps({"runs": runs, **counts}, indent=2))

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 
 from benchctl.errors import UserError
-from benchctl.judging.judge import Judge, Usage
+from benchctl.judging.judge import Usage
 
 _MILLION = 1_000_000
 _DATED = re.compile(r"-\d{4}-\d{2}-\d{2}$")  # gpt-4o-2024-08-06 costs what gpt-4o does
@@ -153,13 +153,3 @@ class Budget:
             left_usd = self._reserved_usd - (self.cost_usd(reserved) or 0.0)
             self._reserved_usd = left_usd if self._in_flight else 0.0
             self._changed.notify_all()
-
-
-def check_budget(judge: Judge, price: Price | None, max_usd: float | None) -> None:
-    """Raises UserError for a budget on an unknown price."""
-    if max_usd is not None and price is None and judge.paid:
-        raise UserError(
-            "unknown_price",
-            f"--max-usd needs a price, and that of '{judge.model}' is unknown. Give --price-in and --price-out to "
-            "`benchctl judge`, in USD per million tokens.",
-        )

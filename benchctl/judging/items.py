@@ -155,21 +155,14 @@ class Item:
         return self.pair.question(theirs if swapped else mine, mine if swapped else theirs)
 
 
-@dataclass(frozen=True)
-class JudgeName:
-    """A judge that is prepared, and how scores name it."""
-
-    label: str
-    judge: Judge
-
-
-def items_of(name: JudgeName, pair: Pair, samples: int, template: str) -> Iterator[Item]:
-    """The judgements of a pair: one for each order and sample, or just one where the two answers are equal."""
-    pairwise = name.judge.protocol == "pairwise"
+def items_of(label: str, judge: Judge, pair: Pair, samples: int, template: str) -> Iterator[Item]:
+    """The judgements of a pair by a prepared judge, which scores call `label`: one for each order and sample, or just
+    one where the two answers are equal."""
+    pairwise = judge.protocol == "pairwise"
     alike = pairwise and pair.identical
     for order in ORDERS if pairwise and not alike else ("",):
         for sample in range(1 if alike else samples):
-            yield Item(pair, _blank(name, pair, order, sample, template))
+            yield Item(pair, _blank(label, judge, pair, order, sample, template))
 
 
 def with_outcome(item: Item, outcome: Outcome, *, cost_usd: float | None, shared: bool, now: str) -> Score:
@@ -192,9 +185,9 @@ def with_outcome(item: Item, outcome: Outcome, *, cost_usd: float | None, shared
     )
 
 
-def _blank(name: JudgeName, pair: Pair, order: Order, sample: int, template: str) -> Score:
+def _blank(label: str, judge: Judge, pair: Pair, order: Order, sample: int, template: str) -> Score:
     row, other = pair.row, pair.others[-1] if pair.others else None
-    by_target = pair.run.target.name if name.judge.protocol == "likelihood" else ""
+    by_target = pair.run.target.name if judge.protocol == "likelihood" else ""
     return Score(
         suite=row.suite,
         prompt_id=row.prompt_id,
@@ -203,16 +196,16 @@ def _blank(name: JudgeName, pair: Pair, order: Order, sample: int, template: str
         repeat=row.repeat,
         session=row.session,
         baseline="" if other is None else other.label,
-        judge=name.label,
-        model=name.judge.model_id or by_target,
-        protocol=name.judge.protocol,
+        judge=label,
+        model=judge.model_id or by_target,
+        protocol=judge.protocol,
         template=template,
         order=order,
         sample=sample,
         score=None,
         baseline_score=None,
         identical=pair.identical,
-        unreadable="" if pair.identical and name.judge.protocol == "pairwise" else "not judged yet",
+        unreadable="" if pair.identical and judge.protocol == "pairwise" else "not judged yet",
         answer_sha256=text_sha256(row.text),
         baseline_sha256="" if other is None else text_sha256(other.text),
         judged_at="",

@@ -8,19 +8,11 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchctl.errors import UserError
 from benchctl.judging.asking import Asker, Task, ask_all, tasks_of
-from benchctl.judging.budget import NOTHING, Budget, Price, Spent, check_budget
-from benchctl.judging.items import (
-    Item,
-    JudgeName,
-    Pair,
-    Prompts,
-    check_same_prompts,
-    items_of,
-    pairs_of,
-    with_outcome,
-)
-from benchctl.judging.judge import AskedJudge, GradingJudge, Usage
+from benchctl.judging.budget import NOTHING, Budget, Price, Spent
+from benchctl.judging.items import Item, Pair, Prompts, check_same_prompts, items_of, pairs_of, with_outcome
+from benchctl.judging.judge import AskedJudge, GradingJudge, Judge, Usage
 from benchctl.judging.reply_cache import Cache, Outcome
 from benchctl.records.schema import Row
 from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, scores_path
@@ -33,10 +25,12 @@ _REPLY_TOKENS = {"pairwise": 4, "single": 2}
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """`judge` is prepared; `baseline` is "" for each run's own; `samples` is how often each judgement is made, `tries`
-    how often a question is asked at most until its reply can be read. `price` is None where it is unknown."""
+    """`judge` is prepared, and scores name it by `label`; `baseline` is "" for each run's own; `samples` is how often
+    each judgement is made, `tries` how often a question is asked at most until its reply can be read. `price` is None
+    where it is unknown."""
 
-    judge: JudgeName
+    label: str
+    judge: Judge
     cache: Path
     baseline: str = ""
     samples: int = 1
@@ -113,8 +107,13 @@ class Judging:
     """
 
     def __init__(self, files: Sequence[RunFile], prompts: Prompts, settings: JudgeSettings, world: World) -> None:
-        self._settings, self._world, self._judge = settings, world, settings.judge.judge
-        check_budget(self._judge, settings.price, settings.max_usd)
+        self._settings, self._world, self._judge = settings, world, settings.judge
+        if settings.max_usd is not None and settings.price is None and self._judge.paid:
+            raise UserError(
+                "unknown_price",
+                f"--max-usd needs a price, and that of '{self._judge.model}' is unknown. Give --price-in and "
+                "--price-out to `benchctl judge`, in USD per million tokens.",
+            )
         check_same_prompts(files)
         alone = self._judge.protocol == "single"
         self._files, self._left_out = [file.path for file in files], Counter[str]()
@@ -275,10 +274,10 @@ class Judging:
         if isinstance(self._judge, AskedJudge):
             question = pair.question(pair.rows, pair.others)
             template, samples = self._judge.template(question).id, self._settings.samples
-        yield from items_of(self._settings.judge, pair, samples, template)
+        yield from items_of(self._settings.label, self._judge, pair, samples, template)
 
     def _cache(self) -> Cache:
-        return Cache(self._settings.cache, self._settings.judge.label, notify=self._world.notify)
+        return Cache(self._settings.cache, self._settings.label, notify=self._world.notify)
 
     def _asker(self, judge: AskedJudge, cache: Cache) -> Asker:
         return Asker(judge, cache, self._budget, most_tries=self._settings.tries, now=self._world.now)

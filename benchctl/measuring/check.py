@@ -6,9 +6,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -21,7 +19,7 @@ from benchctl.decoding.method import Combines, Method, UsesDraftModel, why_unsup
 from benchctl.decoding.model.target import Target, TargetInfo, check_weights
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
-from benchctl.decoding.modules.folders import check_sizes, no_modules, read_facts, trained_options
+from benchctl.decoding.modules.folders import check_fit, no_modules, read_facts, trained_options
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.measuring.clock import utc_now
@@ -210,8 +208,11 @@ class Choice:
         reason = self.unsupported or why_unsupported(self.method, target) or ""
         if reason and self.named:
             raise UserError("cannot_run_here", f"{self.label} cannot run on this target: {reason}.")
-        if isinstance(self.method, Trainable) and not reason:
-            check_sizes(self.method, target)
+        if isinstance(self.method, Trainable) and self.modules and not reason:
+            try:
+                check_fit(self.method, self.name, self.modules, target)
+            except UserError as problem:
+                reason = self._for_other_options(problem)
         if isinstance(self.method, UsesTexts) and self.method.texts:
             self.method.read_texts(tokenizer)
         return replace(self, unsupported=reason, parts=tuple(part.fit(tokenizer) for part in self.parts))
@@ -232,10 +233,14 @@ class Choice:
                     part.method.use_draft_model(models(part.draft_model(draft_model)))
             self.method.prepare(target)
         except UserError as problem:
-            if self.named or not self.embedded:
-                raise
-            return replace(self, unsupported=str(problem).replace(self.embedded, "embedded modules"))
+            return replace(self, unsupported=self._for_other_options(problem))
         return self
+
+    def _for_other_options(self, problem: UserError) -> str:
+        """Why embedded modules do not serve. Raises the problem where modules or method were asked for by name."""
+        if self.named or not self.embedded:
+            raise problem
+        return str(problem).replace(self.embedded, "embedded modules")
 
     def deploy(self, deployment: Deployment) -> Choice:
         """The choice with its engine running. Raises UserError for one that does not start."""
@@ -390,23 +395,9 @@ def _choose(text: str, target: str) -> Choice:
         choice = replace(choice, embedded=str(modules or ""))
     if not choice.modules or method.published(choice.modules) is not None:
         return choice
-    known = {option.name for option in registry.method_options(asked.name)} - {"modules"}
-    trained = {name: value for name, value in read_facts(choice.modules).asked.items() if name in known}
-    whole = filled(asked, {name: value for name, value in trained.items() if name not in dict(asked.options)})
+    whole = registry.with_trained(asked, read_facts(choice.modules).asked)
     method = registry.build(whole.text)
     return replace(choice, label=registry.canonical_label(method, whole), method=method)
-
-
-def filled(asked: registry.Label, trained: Mapping[str, str]) -> registry.Label:
-    """The label with as many options of the ``trained`` as it takes: one may have no effect with those asked for."""
-    for count in range(len(trained) + 1):
-        for left_out in combinations(trained, count):
-            kept = {name: value for name, value in trained.items() if name not in left_out}
-            label = registry.Label(asked.name, (*kept.items(), *asked.options))
-            with suppress(UserError):
-                registry.build(label.text)
-                return label
-    return asked
 
 
 def _check_needs(choice: Choice, draft: str, named: bool, batch_size: int = 1) -> Choice:

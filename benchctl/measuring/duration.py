@@ -65,7 +65,8 @@ def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float
     layers = [_made(block, device, form) for block in target.blocks[:count]]
     attention = layers[0].attention
     like = torch.ones(1, dtype=target.dtype, device=device)
-    rotary = torch.ones(_ROWS, attention.head_dim // 2, dtype=torch.complex64, device=device)
+    angles = torch.complex128 if target.dtype is torch.float64 else torch.complex64
+    rotary = torch.ones(_ROWS, attention.head_dim // 2, dtype=angles, device=device)
 
     def pass_s(rows: int) -> float:
         residual = torch.ones(rows, target.info.hidden_size, dtype=target.dtype, device=device)

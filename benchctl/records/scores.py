@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
@@ -108,29 +108,16 @@ def _scores_problem(score: Score) -> str:
     return "exact is 1.0 or 0.0" if score.protocol == "exact" and not set(known) <= {0.0, 1.0} else ""
 
 
-class ScoreKey(NamedTuple):
+_KEY = (
+    *("suite", "prompt_id", "turn", "label", "repeat", "session", "baseline", "judge", "model", "protocol", "template"),
+    *("order", "sample", "answer_sha256", "baseline_sha256"),
+)
+
+
+def score_key(score: Score) -> tuple[object, ...]:
     """What names a judgement. No two lines of a file share it, but that one that could not be read may be asked for
     again: the later line then takes the place of the earlier one."""
-
-    suite: str
-    prompt_id: str
-    turn: int
-    label: str
-    repeat: int
-    session: int
-    baseline: str
-    judge: str
-    model: str
-    protocol: Protocol
-    template: str
-    order: Order
-    sample: int
-    answer_sha256: str
-    baseline_sha256: str
-
-
-def score_key(score: Score) -> ScoreKey:
-    return ScoreKey(*(getattr(score, name) for name in ScoreKey._fields))
+    return tuple(getattr(score, name) for name in _KEY)
 
 
 def text_sha256(text: str) -> str:
@@ -140,7 +127,7 @@ def text_sha256(text: str) -> str:
 
 def once(scores: Iterable[Score]) -> tuple[Score, ...]:
     """Each judgement once, though several files hold it: the last that could be read, or the last."""
-    by_key: dict[ScoreKey, Score] = {}
+    by_key: dict[object, Score] = {}
     for score in scores:
         key = score_key(score)
         if key not in by_key or by_key[key].unreadable or not score.unreadable:
@@ -178,8 +165,8 @@ def read_scores(path: Path | str) -> ScoreFile:
     """
     path = Path(path)
     lines, notices = whole_lines(path)
-    by_key: dict[ScoreKey, Score] = {}
-    lines_of: dict[ScoreKey, int] = {}
+    by_key: dict[object, Score] = {}
+    lines_of: dict[object, int] = {}
     for number, line in enumerate(lines, 1):
         score = _with_current_labels(valid(Score, path, number, line, SCORES_VERSION))
         key = score_key(score)

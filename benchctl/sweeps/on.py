@@ -67,7 +67,8 @@ def ray(units: Sequence[Unit], settings: Settings) -> Iterator[Ended]:
     library.init(log_to_driver=False, include_dashboard=False, logging_level="error")
     try:
         # Tasks for a CPU ask for a host's share, since the lock would let them wait where others are free.
-        share = min(int(node["Resources"].get("CPU", 1)) for node in library.nodes() if node["Alive"])
+        cores = [int(node["Resources"].get("CPU", 0)) for node in library.nodes() if node["Alive"]]
+        share = min(filter(None, cores), default=1)  # a head node may offer none
         if any(unit.on_gpu for unit in units) and not library.cluster_resources().get("GPU"):
             raise UserError("no_gpu", "runs of this sweep need a GPU, and the Ray cluster has none.")
         task = library.remote(max_retries=settings.attempts - 1)(run_unit)

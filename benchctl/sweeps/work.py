@@ -94,10 +94,12 @@ class Settings(NamedTuple):
 def run_unit(unit: Unit, settings: Settings) -> int:
     """Measure one run to its end, again with --resume if a signal ended it; its exit code."""
     with exclusive(places(unit.on_gpu, settings.per_host)) as place:
-        code = 0
+        code = -1  # of a run that was stopped before it began
         for _ in range(settings.attempts):
+            if STOPPING.is_set():
+                break
             code = measure(unit, place, settings)
-            if 0 <= code < _SIGNALS or STOPPING.is_set():
+            if 0 <= code < _SIGNALS:
                 break
         if code == 0:
             finished_of(settings.folder, unit).touch()
@@ -126,6 +128,8 @@ def measure(unit: Unit, place: Place, settings: Settings) -> int:
                 command, stdin=lifeline, stdout=log, stderr=log, env=environment, cwd=settings.cwd
             )
         _RUNNING.add(process)
+        if STOPPING.is_set():  # since before it was known
+            process.kill()
         try:
             with suppress(ProcessLookupError):  # it has ended already
                 os.sched_setaffinity(process.pid, place.cores or os.sched_getaffinity(0))

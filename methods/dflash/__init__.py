@@ -21,7 +21,6 @@ from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, UsesDraftVoca
 from benchctl.decoding.modules.folders import load_modules, trained_options
 from benchctl.decoding.modules.published_layers import refuse_training_options, unsupported_published
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
-from benchctl.errors import UserError
 
 from .drafter import Drafter
 from .layers import DflashModule, Sizes, own_taps
@@ -53,6 +52,7 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
     gamma: float = 4.0
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     training = TrainingDefaults(rate=2e-3, warmup=0.05, epochs=4.0)
+    at_most = "draft_tokens"
     reads_features = True
     _drafter: Drafter = field(init=False, repr=False, compare=False)
     _taps: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
@@ -67,7 +67,8 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
     def build(self, info: TargetInfo, lm_head: Tensor) -> DflashModule:
         draft_head = self.vocabulary.of(lm_head.mT).mT
         sizes = Sizes.of(info, self.layers)
-        module = DflashModule(replace(sizes, rank=self.markov, tokens=len(draft_head))).to(lm_head.device)
+        with torch.device(lm_head.device):
+            module = DflashModule(replace(sizes, rank=self.markov, tokens=len(draft_head)))
         module.start_from(lm_head, draft_head)
         return module
 
@@ -80,9 +81,6 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
         return dflash_yardsticks(module, batch, own_taps(len(batch.states) - 1, self.layers), self.draft_tokens + 1)
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        if self.draft_tokens > (most := trained["draft_tokens"]):
-            message = f"{folder}: its blocks have {most} tokens, and draft_tokens={self.draft_tokens} asks for more"
-            raise UserError("too_few_tokens", f"{message}; give draft_tokens={most} or fewer")
         if read_published(folder) is not None:
             refuse_training_options(self, folder, "layers", "markov", "gamma", "draft_vocabulary")
 

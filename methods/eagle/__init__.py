@@ -23,7 +23,6 @@ from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraf
 from benchctl.decoding.modules.folders import load_modules, trained_options
 from benchctl.decoding.modules.published_layers import refuse_training_options, unsupported_published
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
-from benchctl.errors import UserError
 
 from .head import Drafter, EagleModule, LayerConfig, Sizes, Traits, default_taps
 from .published import read_published
@@ -61,6 +60,7 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
     objective: Literal["eagle", "hass"] = "eagle"
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     training = TrainingDefaults(rate=2e-3, warmup=0.05, epochs=4.0)
+    trained_for = ("version", "head")
     reads_features = True
     _drafter: Drafter = field(init=False, repr=False, compare=False)
     _unread: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -107,10 +107,6 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         return eagle_yardsticks(module, batch, self._taps(len(batch.states) - 1), self.passes)
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        for name, mine in (("version", self.version), ("head", self.head)):
-            if (made := str(trained.get(name, getattr(Eagle, name)))) != mine:
-                message = f"{folder}: trained with {name}={made}, not {mine}; give {name}={made}"
-                raise UserError("trained_with_other_option", message)
         if read_published(folder) is not None:
             refuse_training_options(self, folder, "passes", "head", "objective", "draft_vocabulary")
 

@@ -9,7 +9,7 @@ shares for published heads, which were not measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class Medusa(Speculative, Trainable, UsesDraftVocabulary):
     delta: float = 0.3
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     demo = ("heads=2",)
+    trained_for = ("head",)
+    at_most = "heads"
     _heads: Heads = field(init=False, repr=False, compare=False)
     _paths: tuple[Path, ...] = field(default=(), init=False, repr=False, compare=False)
     _state: Tensor = field(init=False, repr=False, compare=False)
@@ -87,25 +89,14 @@ class Medusa(Speculative, Trainable, UsesDraftVocabulary):
         heads = read_published(folder)
         return None if heads is None else {"heads": heads.heads, "head": "shared" if heads.shared else "own"}
 
-    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        if (made := trained.get("head", "own")) != self.head:
-            message = f"{folder}: holds heads with head={made}, not {self.head}; give head={made}"
-            raise UserError("trained_with_other_option", message)
-        if not isinstance(trained.get("heads"), int) or self.heads > trained["heads"]:
-            raise UserError(
-                "too_few_heads",
-                f"{folder}: holds {trained.get('heads')} heads, and heads={self.heads} asks for more; give fewer, "
-                f"or train as many: benchctl train 'medusa[heads={self.heads}]' --model MODEL --out FOLDER",
-            )
-
     def prepare(self, target: Target) -> None:
-        trained = trained_options(self, "medusa", self.modules)
+        trained_options(self, "medusa", self.modules)
         self.load_vocabulary(self.modules, target.vocabulary)
         findings: Mapping[str, Any] = {}
         if (published := read_published(self.modules)) is not None:
             weights = published.fit(target, self.heads)
         else:
-            module = load_modules(replace(self, heads=trained["heads"]), "medusa", target, self.modules)
+            module = load_modules(self, "medusa", target, self.modules)
             weights, findings = module.state_dict(), read_facts(self.modules).findings
         shared = self.vocabulary.lm_head(target) if self.head == "shared" else None
         self._heads = Heads(weights, self.heads, self.vocabulary, shared)

@@ -10,9 +10,9 @@ port of streaming the target is frozen and adapters act on the pseudo-rows alone
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -23,9 +23,8 @@ from benchctl.decoding.method import Context, Outcome, Speculative, check_option
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
-from benchctl.decoding.modules.folders import load_modules, trained_options
+from benchctl.decoding.modules.folders import load_modules
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
-from benchctl.errors import UserError
 
 from .rows import Kind, PseudoRows, Riders, by_depth
 from .training import pseudo_loss, pseudo_yardsticks
@@ -62,6 +61,8 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
     share: float = 0.25
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     training = TrainingDefaults(rate=1e-2, warmup=0.05, epochs=1.0)
+    trained_for = ("kind", "layer")
+    at_most = "rows"
     can_combine = False
     _riders: Riders = field(init=False, repr=False, compare=False)
     _lm_head: Linear = field(init=False, repr=False, compare=False)
@@ -93,18 +94,9 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
     def yardsticks(self, module: PseudoRows, batch: TrainingBatch) -> Mapping[str, Tally]:
         return pseudo_yardsticks(module, batch)
 
-    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        for option in ("kind", "layer"):
-            if (made := trained.get(option)) != getattr(self, option):
-                raise UserError("trained_with_other_option", f"{folder}: trained with {option}={made}; give that")
-        if self.rows > trained["rows"]:
-            message = f"{folder}: holds {trained['rows']} pseudo-rows, and rows={self.rows} asks for more"
-            raise UserError("too_few_rows", f"{message}; give rows={trained['rows']}, or train others")
-
     def prepare(self, target: Target) -> None:
-        trained = trained_options(self, "pseudo", self.modules)
         self.load_vocabulary(self.modules, target.vocabulary)
-        module = load_modules(replace(self, rows=trained["rows"]), "pseudo", target, self.modules)
+        module = load_modules(self, "pseudo", target, self.modules)
         self._riders, self._lm_head = Riders(module, target), self.vocabulary.lm_head(target)
 
     def start(self, context: Context) -> int:

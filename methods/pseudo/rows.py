@@ -37,7 +37,7 @@ class PseudoRows(nn.Module):
         width, device = info.hidden_size, lm_head.device
         self.rows, self.layer = rows, layer
         # Vectors of prompt begin as loud as embeddings are where the LM head is tied to them.
-        loud = float(lm_head.float().std()) if kind == "prompt" else 0.0
+        loud = lm_head.float().std() if kind == "prompt" else 0.0
         vectors = loud * torch.randn(rows, width, device=device)
         self.vectors = None if kind == "transfer" else nn.Parameter(vectors)
         self.products: nn.Linear | None = None

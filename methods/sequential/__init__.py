@@ -8,9 +8,9 @@ probability for both, where Hydra's is static and ReDrafter's the union of beams
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ from benchctl.decoding.method import Context, Outcome, Speculative, check_option
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
-from benchctl.decoding.modules.folders import load_modules, trained_options
+from benchctl.decoding.modules.folders import load_modules
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
-from benchctl.errors import UserError
 
 from .heads import Heads, Kind, fresh_heads, sequential_loss, sequential_yardsticks
 
@@ -54,6 +53,8 @@ class Sequential(Speculative, Trainable, UsesDraftVocabulary):
     confidence: float = 0.1
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     training = TrainingDefaults(rate=2e-3, warmup=0.05, epochs=4.0)
+    trained_for = ("kind",)
+    at_most = "heads"
     _module: Heads = field(init=False, repr=False, compare=False)
     _lm_head: Linear = field(init=False, repr=False, compare=False)
     _normed: Tensor = field(init=False, repr=False, compare=False)
@@ -78,22 +79,9 @@ class Sequential(Speculative, Trainable, UsesDraftVocabulary):
     def yardsticks(self, module: Heads, batch: TrainingBatch) -> Mapping[str, Tally]:
         return sequential_yardsticks(module, batch, self.heads)
 
-    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        if (made := trained.get("kind")) != self.kind:
-            message = f"{folder}: trained with kind={made}, not {self.kind}; give kind={made}"
-            raise UserError("trained_with_other_option", message)
-        if self.heads > trained["heads"]:
-            raise UserError(
-                "too_few_heads",
-                f"{folder}: trained for {trained['heads']} tokens ahead, and heads={self.heads} asks for more; give "
-                f"fewer, or train as many: benchctl train 'sequential[kind={self.kind},heads={self.heads}]' --model "
-                "MODEL --out FOLDER",
-            )
-
     def prepare(self, target: Target) -> None:
-        trained = trained_options(self, "sequential", self.modules)
         self.load_vocabulary(self.modules, target.vocabulary)
-        self._module = load_modules(replace(self, heads=trained["heads"]), "sequential", target, self.modules)
+        self._module = load_modules(self, "sequential", target, self.modules)
         self._lm_head = self.vocabulary.lm_head(target)
 
     def start(self, context: Context) -> int:

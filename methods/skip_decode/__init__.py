@@ -22,7 +22,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
-from benchctl.decoding.modules.folders import load_modules, read_facts, trained_options
+from benchctl.decoding.modules.folders import load_modules, read_facts
 from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
@@ -112,7 +112,6 @@ class SkipDecode(Method, Batched, Trainable):
 
     def prepare(self, target: Target) -> None:
         if self.needs_modules:
-            trained_options(self, "skip_decode", self.modules)  # refuses lower depths than were trained
             module: Adapters = load_modules(self, "skip_decode", target, self.modules)
             self._view = module.merge(target)
 

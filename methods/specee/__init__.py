@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
@@ -19,9 +19,8 @@ from benchctl.decoding.method import Context, MonotoneThreshold, check_options, 
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHead, chance, read_exits, refuse_other_exits
-from benchctl.decoding.modules.folders import load_modules, trained_options
+from benchctl.decoding.modules.folders import load_modules
 from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
-from benchctl.errors import UserError
 
 from .guided import TOKENS, Guided, features, probs_of
 
@@ -46,6 +45,7 @@ class SpecEE(AdaptiveDepth, Trainable, MonotoneThreshold):
     modules: str = ""
     exactness = "lossy"
     reason = "tokens that exit early are not verified by the full target"
+    trained_for = ("guide",)
     _module: Guided = field(init=False, repr=False, compare=False)
     _draft: ExitHead = field(init=False, repr=False, compare=False)
     _trained: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
@@ -96,13 +96,14 @@ class SpecEE(AdaptiveDepth, Trainable, MonotoneThreshold):
         return module.yardsticks(batch)
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        if (made := trained.get("guide", 0)) != self.guide:
-            message = f"{folder}: trained with guide={made}, not {self.guide}; give guide={made}"
-            raise UserError("trained_with_other_option", message)
+        if there := read_exits(str(trained.get("exits", ""))):
+            refuse_other_exits(folder, read_exits(self.exits) or there, there)
+
+    def as_trained(self, options: Mapping[str, Any]) -> Self:
+        return replace(self, exits=str(options.get("exits", "")))
 
     def prepare(self, target: Target) -> None:
-        made = str(trained_options(self, "specee", self.modules).get("exits", ""))
-        module: Guided = load_modules(replace(self, exits=made), "specee", target, self.modules)
+        module: Guided = load_modules(self, "specee", target, self.modules)
         if self.predictor == "trained":
             self._trained = module.predictor.numbers
             refuse_other_exits(self.modules, self.exit_layers(target), self._trained)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, sqrt
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from compared import file_of
-from fixtures_records import BASELINE, RUN, baseline_row, failed
+from fixtures_records import BASELINE, RUN, baseline_row, failed, write
 from refusals import refused
 
 from benchctl.analysis.stats.aa import compare_with_itself
+from benchctl.cli import main
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
 
@@ -64,6 +67,16 @@ def test_a_machine_whose_noise_is_twice_as_large_detects_half_as_much() -> None:
 def test_how_prompts_differ_is_no_noise() -> None:
     """Arms share their prompts, and with them their paces: without noise any difference could be told."""
     assert compare_with_itself([file_of(noisy_rows(10, 4, 0.0, 0))]).minimum_detectable_effect == pytest.approx(0.0)
+
+
+def test_files_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    """Two models, or machines, became sessions of one comparison."""
+    paths = [
+        write(tmp_path / f"{threads}.jsonl", noisy_rows(6, 2, 0.02, 0), replace(RUN, threads=threads))
+        for threads in (1, 2)
+    ]
+    result = CliRunner().invoke(main, ["doctor", "--aa", *map(str, paths)])
+    assert result.exit_code == 2 and "in threads differs from" in " ".join(result.stderr.split())
 
 
 def test_what_is_counted_are_prompts_repeats_and_sessions() -> None:

@@ -15,7 +15,20 @@ import pytest
 from click import unstyle
 from click.testing import CliRunner
 from compared import file_of, frame_of, group_of, pairs_of
-from fixtures_records import BASELINE, DRAFTED, EXITING, KOALA, MT_BENCH, RUN, baseline_row, method, usual_rows, write
+from fixtures_records import (
+    BASELINE,
+    DRAFTED,
+    EXITING,
+    KOALA,
+    MT_BENCH,
+    RUN,
+    Steps,
+    baseline_row,
+    method,
+    stepped_row,
+    usual_rows,
+    write,
+)
 from refusals import refused
 
 from benchctl.analysis.comparison import compare
@@ -31,29 +44,6 @@ from benchctl.analysis.stats.estimates import estimates
 from benchctl.analysis.tables.text import Format, View, render_acceptance
 from benchctl.cli import main
 from benchctl.records.schema import Row
-
-Steps = list[tuple[int, int]]
-"""Drafted and accepted, step by step; each step also commits a bonus token."""
-
-
-def row_of(steps: Steps, prompt_id: str = "p0", *, nodes: int = 1, cut: int = 0) -> Row:
-    """A row of these steps. Each drafted position has `nodes` rows in the tree; the last step lost its last `cut`
-    tokens to a stop token or the limit."""
-    committed = [accepted + 1 for _, accepted in steps]
-    committed[-1] -= cut
-    accepted = [kept for _, kept in steps]
-    accepted[-1] = min(accepted[-1], committed[-1])
-    tokens = 1 + sum(committed)
-    return replace(
-        baseline_row(prompt_id, tokens=tokens),
-        label=DRAFTED,
-        step_s=(1.0,) * len(steps),
-        committed=tuple(committed),
-        drafted=tuple(drafted for drafted, _ in steps),
-        accepted=tuple(accepted),
-        rows=tuple(1 + nodes * drafted for drafted, _ in steps),
-        verdict="identical",
-    )
 
 
 def values_of(rows: list[Row]) -> dict[str, float | None]:
@@ -71,7 +61,7 @@ def test_every_figure_is_that_of_the_steps_gone_through_one_by_one() -> None:
     for _ in range(12):
         lengths = rng.integers(0, 7, rng.integers(5, 20))
         answers.append([(int(drafted), int(rng.integers(0, drafted + 1))) for drafted in lengths])
-    found = values_of([row_of(steps, f"p{number}", nodes=2) for number, steps in enumerate(answers)])
+    found = values_of([stepped_row(steps, f"p{number}", nodes=2) for number, steps in enumerate(answers)])
     steps = [step for answer in answers for step in answer]
     drafts = [step for step in steps if step[0] > 0]
     accepted = sum(kept for _, kept in steps)
@@ -95,7 +85,7 @@ def test_tokens_accepted_with_one_chance_give_leviathan_s_expectations() -> None
     alpha, drafted = 0.8, 4
     hits = np.random.default_rng(2).random((20_000, drafted)) < alpha
     kept = np.cumprod(hits, axis=1).sum(axis=1)
-    found = values_of([row_of([(drafted, int(count)) for count in kept])])
+    found = values_of([stepped_row([(drafted, int(count)) for count in kept])])
     assert found["block_efficiency"] == pytest.approx((1 - alpha**5) / (1 - alpha), rel=0.01)
     for position in range(1, 5):
         assert found[f"conditional_{position}"] == pytest.approx(alpha, abs=0.015)
@@ -121,12 +111,12 @@ def test_what_a_stop_token_cut_off_was_not_rejected(
     """The first draft, of 3, rejected its third token; the last, of 4, its fourth, if it was not cut off before."""
     counts = {"accepted": accepted, "tested": tested}
     expected = {f"{kind}_{at}": steps for kind, found in counts.items() for at, steps in enumerate(found, 1)}
-    assert step_counts(row_of(steps, cut=cut)) == expected
+    assert step_counts(stepped_row(steps, cut=cut)) == expected
 
 
 def test_positions_beyond_the_last_counted_are_one_bar() -> None:
     deep = POSITIONS + 3
-    found = values_of([row_of([(deep, deep), (deep, POSITIONS), (deep, POSITIONS - 1), (deep, 0)])])
+    found = values_of([stepped_row([(deep, deep), (deep, POSITIONS), (deep, POSITIONS - 1), (deep, 0)])])
     assert found[f"histogram_{POSITIONS}"] == 1 / 2
     assert found[f"histogram_{POSITIONS - 1}"] == 1 / 4
     assert (found[f"conditional_{POSITIONS}"], found[f"unconditional_{POSITIONS}"]) == (2 / 3, 1 / 2)
@@ -134,14 +124,14 @@ def test_positions_beyond_the_last_counted_are_one_bar() -> None:
 
 
 def test_a_position_that_was_never_tried_has_no_conditional_acceptance() -> None:
-    found = values_of([row_of([(3, 0), (3, 1)])])
+    found = values_of([stepped_row([(3, 0), (3, 1)])])
     assert (found["conditional_2"], found["unconditional_2"]) == (0.0, 0.0)
     assert (found["conditional_3"], found["unconditional_3"]) == (None, 0.0)
 
 
 def _table(format: Format = "table", deep: int = 3) -> str:
     rows = usual_rows(6)
-    rows = [row_of([(deep, deep), (deep, 0)], row.prompt_id) if row.label == DRAFTED else row for row in rows]
+    rows = [stepped_row([(deep, deep), (deep, 0)], row.prompt_id) if row.label == DRAFTED else row for row in rows]
     return render_acceptance([group_of(rows)], format)
 
 

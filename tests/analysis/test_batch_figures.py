@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from compared import figures_of, frame_of, group_of, value_of
-from fixtures_records import BASELINE, EXITING, RUN, baseline_row, batch, exiting_row, failed, method, write
+from fixtures_records import BASELINE, EXITING, RUN, baseline_row, batch, exiting_row, failed, method
 from warned import warned
 
-from benchctl.analysis.comparison import Difference, Group, differences
+from benchctl.analysis.comparison import Group
 from benchctl.analysis.metrics.drafting import DEPTH_FRACTION
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
-from benchctl.analysis.tables.text import summary
+from benchctl.analysis.tables.text import Format, render
 from benchctl.records.schema import Row
 
 BATCHED = replace(RUN, batch_size=2, methods=(method(BASELINE), method(EXITING, "lossy")))
@@ -79,21 +78,11 @@ def test_intervals_draw_batches_and_not_their_prompts() -> None:
     assert estimate.interval is not None and estimate.interval.low < value < estimate.interval.high
 
 
-def test_runs_of_other_batch_sizes_are_not_comparable(tmp_path: Path) -> None:
-    assert differences(RUN, replace(RUN, batch_size=2)) == (Difference("batch_size", "1", "2"),)
-    apart = [replace(row, batch=()) for row in pair_of_batches()]
-    files = [write(tmp_path / "one.jsonl", pair_of_batches(), BATCHED)]
-    files.append(write(tmp_path / "other.jsonl", apart, replace(BATCHED, batch_size=1)))
-    text = re.sub(r"\x1b\[[0-9;]*m", "", summary(files))
-    assert "batch_size is 1, there 2" in " ".join(text.split())
-
-
 @pytest.mark.parametrize("format", ["table", "md"])
-def test_tables_say_that_they_are_of_batches(tmp_path: Path, format: str) -> None:
-    file = write(tmp_path / "run.jsonl", pair_of_batches(), BATCHED)
-    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", summary([file], format)).split())  # type: ignore[arg-type]
+def test_tables_say_that_they_are_of_batches(format: Format) -> None:
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", render([batched(pair_of_batches())], format)).split())
     assert "batches of up to 2" in text and "1.67x" in text
-    plain = summary([write(tmp_path / "run.jsonl", [replace(row, batch=()) for row in pair_of_batches()])], "md")
+    plain = render([group_of(replace(row, batch=()) for row in pair_of_batches())], "md")
     assert "batch" not in plain
 
 

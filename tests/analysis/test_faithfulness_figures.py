@@ -1,19 +1,16 @@
 """Figures of the target's opinion, each worked out by hand from sums written down here."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from click import unstyle
-from click.testing import CliRunner
 from compared import group_of
-from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row, write
+from fixtures_records import BASELINE, DRAFTED, EXITING, baseline_row, drafted_row, exiting_row
 
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.metrics.faithfulness import KL, LOG_LIKELIHOOD_DIFFERENCE, TARGET_AGREEMENT
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.tables.text import View, render
-from benchctl.cli import main
 from benchctl.records.schema import Row
 
 FULL = View(full=True, width=100)
@@ -94,18 +91,6 @@ def test_a_method_that_degenerates_has_the_table_too() -> None:
     text = unstyle(render([group_of([baseline_row(tokens=21), looping])], view=FULL))
     line = next(line for line in text[text.index("Fidelity (no judge)") :].splitlines() if line.startswith("two_model"))
     assert line.split() == ["two_model", "draft_tokens=3", "1.000"]
-
-
-def test_the_pareto_plot_works_with_the_targets_agreement(tmp_path: Path) -> None:
-    """MEASUREMENT 2.3."""
-    rows = [baseline_row("p0"), _scored(exiting_row("p0"), 6, -18.0), baseline_row("p1"), drafted_row("p1")]
-    rows += [drafted_row("p0"), replace(exiting_row("p1"), verdict="identical", first_divergence=None)]
-    path, out = write(tmp_path / "run.jsonl", rows), tmp_path / "out.svg"
-    result = CliRunner().invoke(
-        main, ["plot", "--pareto", "--quality", "target-agreement", str(path), "--out", str(out)]
-    )
-    assert result.exit_code == 0, result.output
-    assert out.stat().st_size > 1000
 
 
 def test_numeric_verdicts_have_a_column_where_there_are_some() -> None:

@@ -327,6 +327,13 @@ def test_a_method_without_a_speed_up_now_fails(tmp_path: Path) -> None:
         assert label["outcome"] == "failed" and label["changes"][0]["now"] is None
 
 
+def test_a_method_that_failed_on_some_prompts_fails_though_the_others_are_as_fast(tmp_path: Path) -> None:
+    """Its speed was that of the prompts that were left, and nothing was said."""
+    some = _answers(failed)
+    label = _labels(*_two(tmp_path, some, usual_rows()))[DRAFTED]
+    assert label["outcome"] == "failed" and _problems(label) == ["answers_failed"]
+
+
 @pytest.mark.parametrize("change", [{"threads": 2}, {"executor": "compiled"}])
 def test_an_earlier_run_of_other_settings_cannot_be_compared(tmp_path: Path, change: dict[str, Any]) -> None:
     result = _gate(*_two(tmp_path, usual_rows(), usual_rows(), **change))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -60,17 +59,6 @@ def _rows() -> list[Row]:
 def test_a_row_keeps_its_counters(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", _rows(), WITH_OFFLOAD)
     assert [row.counters for row in read(path).rows] == [{}, COUNTERS, {**COUNTERS, "bandwidth_mb_s": 500.0}]
-
-
-def test_a_file_of_the_second_version_is_read_with_no_counters(tmp_path: Path) -> None:
-    path = write(tmp_path / "run.jsonl", usual_rows(2))
-    first, *rows = path.read_bytes().splitlines()
-    lines = [json.loads(row) for row in rows]
-    for line in lines:
-        del line["counters"]
-    old = json.loads(first) | {"schema_version": 2}
-    path.write_text("".join(json.dumps(line) + "\n" for line in (old, *lines)))
-    assert read(path).rows == tuple(usual_rows(2))
 
 
 @pytest.mark.parametrize("counters", [{"loads": -1.0}, {"loads": float("nan")}, {"loads": "many"}])

@@ -15,12 +15,14 @@ from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.tables.text import render
 from benchctl.records.writer import RunFile
 
+MACHINES = (("a", 1.0), ("b", 2.0))
+
 
 def machine(cpu: str, step_s: float, **changes: object) -> RunFile:
     """Measured on this processor, whose baseline takes this long for a step."""
     rows = [row for prompt in ("p0", "p1") for row in (baseline_row(prompt, step_s=step_s), drafted_row(prompt))]
     run = replace(RUN, machine={**RUN.machine, "cpu": cpu}, **changes)  # type: ignore[arg-type]
-    return file_of(rows, run, f"{cpu}.jsonl")
+    return file_of(rows, run, f"{cpu}-{run.threads}.jsonl")
 
 
 def test_the_interval_is_students_t_over_the_machines_logarithms() -> None:
@@ -44,3 +46,13 @@ def test_only_machines_are_put_together() -> None:
     document = json.loads(render(groups, "json"))
     assert [each["label"] for each in document["machines"]] == [DRAFTED] and len(document["groups"]) == 3
     assert "Several machines" in render(groups) and "machines" not in json.loads(render(compare([same]), "json"))
+
+
+def test_a_sweep_of_two_settings_pools_the_machines_of_each() -> None:
+    """Those of the second were left out without a word."""
+    groups = compare([machine(cpu, step_s, threads=threads) for threads in (1, 2) for cpu, step_s in MACHINES])
+    assert len(groups) == 4
+    first, second = pooled_speedups(groups)
+    assert first.label == second.label == DRAFTED and first.of != second.of
+    assert [len(each.each) for each in (first, second)] == [2, 2]
+    assert f"as {second.of}" in render(groups)

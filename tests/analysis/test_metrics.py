@@ -207,7 +207,7 @@ def test_a_metric_that_the_baseline_s_measurements_are_part_of_says_so(frame: pd
     assert metric.uses_baseline == (_value(metric, other) != _value(metric, pairs))
 
 
-def test_names_are_those_of_the_files_and_unique() -> None:
+def test_names_are_identifiers_and_unique() -> None:
     names = [metric.name for metric in all_metrics()]
     assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)
 

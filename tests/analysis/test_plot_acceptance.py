@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, exiting_row, method, write
+from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, exiting_row, method, stepped_row, write
+from pages import groups_of
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 from refusals import refused
 
@@ -19,21 +19,6 @@ from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
 
 OTHER = "medusa[heads=2,nodes=4]"
-Steps = Sequence[tuple[int, int]]  # drafted and accepted; each step adds a bonus token
-
-
-def row_of(label: str, steps: Steps, prompt_id: str) -> Row:
-    committed = tuple(accepted + 1 for _, accepted in steps)
-    return replace(
-        baseline_row(prompt_id, tokens=1 + sum(committed)),
-        label=label,
-        step_s=(1.0,) * len(steps),
-        committed=committed,
-        drafted=tuple(drafted for drafted, _ in steps),
-        accepted=tuple(accepted for _, accepted in steps),
-        rows=tuple(1 + drafted for drafted, _ in steps),
-        verdict="identical",
-    )
 
 
 def chance_steps(seed: int, deepest: int) -> list[list[tuple[int, int]]]:
@@ -55,13 +40,13 @@ def run_of(*labels: str) -> Run:
 
 
 def rows_of(answers: dict[str, list[list[tuple[int, int]]]]) -> list[Row]:
-    rows = [row_of(label, steps, f"p{place}") for label in answers for place, steps in enumerate(answers[label])]
+    rows = [
+        replace(stepped_row(steps, f"p{place}"), label=label)
+        for label in answers
+        for place, steps in enumerate(answers[label])
+    ]
     tokens = {row.prompt_id: len(row.token_ids) for row in rows}
     return [*(baseline_row(prompt_id, tokens=count) for prompt_id, count in tokens.items()), *rows]
-
-
-def groups_of(tmp_path: Path, rows: list[Row], run: Run, name: str = "run") -> tuple[Group, ...]:
-    return compare([read(write(tmp_path / f"{name}.jsonl", rows, run))])
 
 
 def usual_groups(tmp_path: Path) -> tuple[Group, ...]:

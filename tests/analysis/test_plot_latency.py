@@ -8,21 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, failed, method, usual_rows, write
+from pages import groups_of
 from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 from refusals import refused
 
-from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics.speed import TPOT, TTFT
 from benchctl.analysis.plots.latency import latencies
 from benchctl.analysis.plots.style import SIZES
-from benchctl.records.schema import Row, Run, Totals
+from benchctl.records.schema import Row, Totals
 from benchctl.records.writer import read
 
 LABELS = (BASELINE, DRAFTED, EXITING)
-
-
-def groups_of(tmp_path: Path, rows: list[Row], run: Run = RUN, name: str = "run") -> tuple[Group, ...]:
-    return compare([read(write(tmp_path / f"{name}.jsonl", rows, run))])
 
 
 def varied(prompts: int = 30) -> list[Row]:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from compared import file_of
 from fixtures_pictures import (
     FOURTEEN,
     Drawn,
@@ -29,7 +28,6 @@ from fixtures_records import (
     baseline_row,
     drafted_row,
     exiting_row,
-    write,
 )
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -45,7 +43,6 @@ from benchctl.analysis.plots.fidelity_axis import FidelityAxis, default_axis
 from benchctl.analysis.plots.pareto import items_of, panel_of
 from benchctl.analysis.plots.style import SIZES, Style
 from benchctl.records.schema import Row, Run
-from benchctl.records.writer import read
 
 SCREEN = SIZES["screen"]
 STYLES = list(SIZES.values())
@@ -54,8 +51,7 @@ STEPS = {DRAFTED: 1.2, SLOW: 1.5}  # seconds; the baseline's take 1, early_exit'
 
 
 def groups_of(rows: Sequence[Row], run: Run) -> tuple[Group, ...]:
-    with TemporaryDirectory() as folder:
-        return compare([read(write(Path(folder) / "run.jsonl", rows, run))])
+    return compare([file_of(rows, run)])
 
 
 @cache
@@ -132,6 +128,7 @@ def test_fidelity_is_target_agreement_where_it_was_measured() -> None:
     groups = groups_of(rows, RUN)
     assert default_axis(groups) == FidelityAxis(TARGET_AGREEMENT)
     assert all_points(pareto(groups))[EXITING].y == pytest.approx(8 / 9)
+    assert all_points(pareto(groups, quality="target-agreement"))[EXITING].y == pytest.approx(8 / 9)
     assert FidelityAxis(TARGET_AGREEMENT).of(groups[0], groups[0].pooled.methods[0]).value == 1.0
     assert all_points(pareto(groups, quality="agreement"))[EXITING].y == pytest.approx(2 / 9)
 

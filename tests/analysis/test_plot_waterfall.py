@@ -32,7 +32,7 @@ def with_modes(file: RunFile) -> RunFile:
 
 def waterfall_of(file: RunFile, label: str) -> Waterfall:
     (group,) = groups_of(file)
-    (found,) = waterfalls(group, [label]).profiled
+    ((found,), _) = waterfalls(group, [label])
     return found
 
 
@@ -156,9 +156,8 @@ def test_a_disturbed_round_is_left_out() -> None:
 def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refused(tmp_path: Path) -> None:
     rows = [row for row in usual_file().rows if row.mode == "free" or row.label != EXITING]
     (group,) = groups_of(file_of(rows))
-    found = waterfalls(group, [DRAFTED, EXITING])
-    assert [each.label for each in found.profiled] == [DRAFTED]
-    (note,) = found.notes
+    profiled, (note,) = waterfalls(group, [DRAFTED, EXITING])
+    assert [each.label for each in profiled] == [DRAFTED]
     assert note.startswith(EXITING) and "--profile" in note
     free = groups_of(file_of(row for row in rows if row.mode == "free"))
     with refused("not_profiled", "--profile"):
@@ -168,7 +167,7 @@ def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refu
 def test_the_fastest_method_comes_first_and_small_changes_have_no_row(tmp_path: Path) -> None:
     """A cause below 1% of the baseline's time, like 0.01 ms of the host, had a bar in each of 11 panels."""
     (group,) = groups_of(usual_file())
-    (drafted, exiting) = waterfalls(group, [EXITING, DRAFTED]).profiled
+    ((drafted, exiting), _) = waterfalls(group, [EXITING, DRAFTED])
     assert (drafted.label, exiting.label) == (DRAFTED, EXITING) and drafted.speedup.value > exiting.speedup.value
     assert [bar.name for bar in exiting.visible] == [BASELINE, "less target work", "longer passes", "host", "method"]
     out = tmp_path / "plot.svg"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fixtures_records import DRAFTED, EXITING, KOALA, RUN, baseline_row, drafted_row, failed, method, usual_rows, write
+from pages import groups_of
 from pictures import texts, write_picture
 from refusals import refused
 
@@ -12,12 +13,7 @@ from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.plots.axes import check_image
 from benchctl.analysis.plots.pareto import LOOKS
 from benchctl.analysis.plots.style import SIZES
-from benchctl.records.schema import Row, Run
 from benchctl.records.writer import read
-
-
-def _groups(tmp_path: Path, rows: list[Row], run: Run = RUN) -> tuple[Group, ...]:
-    return compare([read(write(tmp_path / "run.jsonl", rows, run))])
 
 
 def _sweep(tmp_path: Path, count: int) -> tuple[Group, ...]:
@@ -29,7 +25,7 @@ def _sweep(tmp_path: Path, count: int) -> tuple[Group, ...]:
         options = {"min_exit": 2, "threshold": (number + 1) / 100}
         methods.append(replace(method(label, "lossy"), options=options))
         rows += [replace(row, label=label, step_s=tuple(2.0 for _ in row.step_s)) for row in usual]
-    return _groups(tmp_path, rows, replace(RUN, methods=tuple(methods)))
+    return groups_of(tmp_path, rows, replace(RUN, methods=tuple(methods)))
 
 
 @pytest.mark.slow
@@ -47,7 +43,7 @@ def test_the_plot_says_that_prompts_are_an_embedded_sample(tmp_path: Path) -> No
     out = tmp_path / "plot.svg"
     write_picture(
         "pareto",
-        _groups(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))),
+        groups_of(tmp_path, usual_rows(), replace(RUN, suites=(replace(KOALA, source="embedded"),))),
         out,
         SIZES["screen"],
     )
@@ -58,10 +54,10 @@ def test_exact_match_can_stand_for_fidelity_where_answers_can_be_checked(tmp_pat
     rows = [replace(row, text="5" if row.label == EXITING and row.prompt_id < "p15" else "4") for row in usual_rows()]
     checked = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(20)}),))
     out = tmp_path / "plot.svg"
-    write_picture("pareto", _groups(tmp_path, rows, checked), out, SIZES["screen"], quality="exact")
+    write_picture("pareto", groups_of(tmp_path, rows, checked), out, SIZES["screen"], quality="exact")
     assert "exact match on 20 prompts" in texts(out) and "token agreement" not in texts(out)
     with refused("no_fidelity", "--bench tasks"):
-        write_picture("pareto", _groups(tmp_path, rows), out, SIZES["screen"], quality="exact")
+        write_picture("pareto", groups_of(tmp_path, rows), out, SIZES["screen"], quality="exact")
 
 
 def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(tmp_path: Path) -> None:
@@ -69,14 +65,14 @@ def test_speed_and_exact_match_of_different_prompts_are_not_drawn_as_one_point(t
     partly = replace(RUN, suites=(replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(5)}),))
     with refused("prompts_differ", "5 of 20"):
         write_picture(
-            "pareto", _groups(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", SIZES["screen"], quality="exact"
+            "pareto", groups_of(tmp_path, usual_rows(), partly), tmp_path / "plot.svg", SIZES["screen"], quality="exact"
         )
 
 
 def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="lossy", first_divergence=1)]
     out = tmp_path / "plot.svg"
-    write_picture("pareto", _groups(tmp_path, rows), out, SIZES["screen"])
+    write_picture("pareto", groups_of(tmp_path, rows), out, SIZES["screen"])
     assert LOOKS["unproven"] in texts(out) and LOOKS["lossless"] not in texts(out)
 
 
@@ -85,7 +81,7 @@ def test_a_broken_claim_is_not_drawn_as_lossless(tmp_path: Path) -> None:
 )
 def test_the_ending_decides_the_format(tmp_path: Path, ending: str, start: bytes) -> None:
     out = tmp_path / "new folder" / f"plot.{ending}"
-    write_picture("pareto", _groups(tmp_path, usual_rows(3)), out, SIZES["screen"])
+    write_picture("pareto", groups_of(tmp_path, usual_rows(3)), out, SIZES["screen"])
     assert out.read_bytes().startswith(start)
 
 
@@ -112,13 +108,13 @@ def test_sampled_answers_cannot_be_plotted(tmp_path: Path) -> None:
     rows = [baseline_row(), replace(drafted_row(), verdict="sampled")]
     with refused("no_fidelity", "--temperature 0"):
         write_picture(
-            "pareto", _groups(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png", SIZES["screen"]
+            "pareto", groups_of(tmp_path, rows, replace(RUN, temperature=0.5)), tmp_path / "plot.png", SIZES["screen"]
         )
 
 
 def test_a_method_that_always_failed_is_left_out(tmp_path: Path) -> None:
     out = tmp_path / "plot.svg"
-    write_picture("pareto", _groups(tmp_path, [baseline_row(), failed(drafted_row())]), out, SIZES["screen"])
+    write_picture("pareto", groups_of(tmp_path, [baseline_row(), failed(drafted_row())]), out, SIZES["screen"])
     assert DRAFTED.partition("[")[0] not in texts(out)
 
 

@@ -216,7 +216,6 @@ def test_only_what_both_answered_in_both_modes_counts() -> None:
 @pytest.mark.parametrize(
     ("files", "id", "fact"),
     [
-        ([], "no_generations", "--resume"),
         ([file_of([row_of(BASELINE, [PLAIN])])], "only_baseline", "--method"),
         (
             [usual_file(), file_of(usual_file().rows, replace(RUN, dtype="bfloat16"), "other")],

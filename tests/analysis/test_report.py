@@ -24,9 +24,11 @@ from fixtures_records import (
 )
 from refusals import refused
 
-from benchctl.analysis.tables.text import Format, View, summary
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.tables.text import Format, View, render
 from benchctl.analysis.warnings import _TEMPLATES
 from benchctl.records.schema import Row, Run, Verdict
+from benchctl.records.writer import read
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BRIEF, FULL = View(), View(full=True)
@@ -37,8 +39,8 @@ LONG = "early_exit[confidence=softmax_gap,threshold=0.95,kv=deferred_exact]"
 def _text(
     tmp_path: Path, format: Format = "table", rows: list[Row] | None = None, run: Run = RUN, view: View = BRIEF
 ) -> str:
-    found = summary([write(tmp_path / "run.jsonl", usual_rows() if rows is None else rows, run)], format, view)
-    return _ANSI.sub("", found)
+    file = read(write(tmp_path / "run.jsonl", usual_rows() if rows is None else rows, run))
+    return _ANSI.sub("", render(compare([file]), format, view))
 
 
 def _cells(text: str, name: str) -> list[list[str]]:
@@ -283,7 +285,7 @@ def test_sampled_answers_have_a_column_of_their_own_and_no_agreement(tmp_path: P
 def test_groups_that_are_not_comparable_name_what_differs(tmp_path: Path, format: Format) -> None:
     one = write(tmp_path / "1.jsonl", usual_rows())
     two = write(tmp_path / "2.jsonl", usual_rows(), replace(RUN, threads=2, dtype="bfloat16"))
-    text = summary([one, two], format)
+    text = render(compare([read(one), read(two)]), format)
     if format in ("table", "md", "tex"):
         plain = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
         assert "bfloat16, there float32; threads is 2" in plain

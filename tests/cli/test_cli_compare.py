@@ -75,6 +75,13 @@ def test_files_that_are_not_comparable_are_shown_apart_and_no_success(path: Path
     assert f"{other} in threads differs from {path}" in " ".join(result.stderr.split())
 
 
+def test_files_of_several_machines_are_pooled_and_a_success(path: Path) -> None:
+    """They were, and then an error asked for files of one machine."""
+    run = replace(RUN, machine={**RUN.machine, "cpu": "another processor"})
+    result = _compare(path, write(path.with_name("other.jsonl"), usual_rows(), run))
+    assert result.exit_code == 0 and "Several machines" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("content", "message", "code"),
     [

@@ -102,6 +102,13 @@ def test_modules_for_a_target_of_other_sizes_are_refused_before_weights_are_read
     assert "4 layers of 32" in printed and "3 layers of 32" in printed
 
 
+def test_modules_for_other_options_are_refused_before_weights_are_read(unread: Path) -> None:
+    target = tiny_target("llama", vocab_size=320)
+    save_modules(unread / "gate1", untrained(M2R2(gates="1"), target), facts_of("m2r2", M2R2(gates="1"), target))
+    printed = refused(invoke_run("--method", "m2r2[gates=2,modules=gate1]", "--model", "absent"))
+    assert "other shapes" in printed and "trained with gates=1; give that" in printed
+
+
 @pytest.mark.parametrize("model", ["absent", "broken"])
 def test_what_all_brings_in_does_not_keep_weights_from_being_read(unread: Path, model: str) -> None:
     printed = refused(invoke_run("--method", "all", "--model", model))

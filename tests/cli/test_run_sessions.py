@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
+from fake_engine import is_running, wait_for
 from fixtures_records import usual_rows, write
 from fixtures_run import make_folder
 
@@ -109,14 +109,6 @@ run._run_session((), Path("kept-1.jsonl"))
 """
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no way here to see which processes run")
 def test_a_session_ends_with_its_parent_process(here: Path, root: Path) -> None:
     """After a kill -9 of the parent it went on measuring, and held its file against --resume."""
@@ -125,24 +117,17 @@ def test_a_session_ends_with_its_parent_process(here: Path, root: Path) -> None:
     child = 0
     try:
         file = here / "child.txt"
-        wait_for(lambda: file.exists() and file.stat().st_size > 0)
+        assert wait_for(lambda: file.exists() and file.stat().st_size > 0, 60)
         child = int(file.read_text().split()[0])
         assert is_running(child)
         parent.kill()
-        wait_for(lambda: not is_running(child))
+        assert wait_for(lambda: not is_running(child), 60)
     finally:
         parent.kill()
         parent.wait()
         if child:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
-
-
-def wait_for(happened: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("measured", [True, False])

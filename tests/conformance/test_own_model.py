@@ -25,7 +25,6 @@ from benchctl.conformance.findings import Deviation, Held, Skipped
 from benchctl.conformance.own_model import Case, chances, draws, g_test, greedy, sampled, steps, verify
 from benchctl.conformance.random_models import FEW_TOKENS, random_models
 from benchctl.decoding.method import Context, Method, Speculative, UsesDraftModel
-from benchctl.decoding.model.target import Target
 from benchctl.methods.two_model import TwoModel
 
 PROMPTS = (prompt_of(13), prompt_of(5))
@@ -287,9 +286,7 @@ def test_verify_exits_with_1_where_a_check_fails(here: Path, monkeypatch: pytest
         (("--method", "medusa"), "medusa"),
     ],
 )
-def test_what_cannot_be_verified_is_refused_before_weights_are_read(
-    here: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
-) -> None:
-    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+@pytest.mark.usefixtures("here", "no_weights")
+def test_what_cannot_be_verified_is_refused_before_weights_are_read(arguments: tuple[str, ...], words: str) -> None:
     result = invoke(*arguments)
     assert result.exit_code == 2 and words in result.stderr and "Traceback" not in result.stderr

@@ -122,7 +122,7 @@ class Narrow(MethodUnderTest):
         write_draft_vocabulary(folder, torch.tensor(self.ids))
         if isinstance(method, UsesDraftModel):
             draft = copy.copy(models.draft)
-            draft._folder = folder
+            draft.folder = folder
             method.use_draft_model(draft)
         method.prepare(models.target)
         return method

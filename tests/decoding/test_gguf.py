@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from ggufs import CONFIGS, SPLITS, TEXTS, bpe, tiny, write_gguf
+from refusals import refused
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.errors import UserError
 from benchctl.gguf import converted
 
 
@@ -86,12 +86,6 @@ def test_a_sentencepiece_vocabulary_keeps_every_space(tmp_path: Path, shared: Pa
         assert tokenizer.decode_text(tokenizer.encode_text(text)) == text
 
 
-def error_of(file: Path, folder: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        converted(file, folder)
-    return caught.value.id
-
-
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
@@ -114,7 +108,8 @@ def test_what_cannot_be_read_is_refused_before_weights_are(tmp_path: Path, chang
     tokenizer = bpe("gpt-2")
     file = tmp_path / "a.gguf"
     write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2", **changed)
-    assert error_of(file, tmp_path / "cache") == error
+    with refused(error):
+        converted(file, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
@@ -126,10 +121,12 @@ def test_files_that_are_cut_off_or_something_else_are_refused(tmp_path: Path) ->
     for number, size in enumerate((0, 3, 40, 2000, len(whole) // 2, len(whole) - 100)):
         cut = tmp_path / f"cut-{number}.gguf"
         cut.write_bytes(whole[:size])
-        assert error_of(cut, tmp_path / "cache") == "not_a_gguf_file"
+        with refused("not_a_gguf_file"):
+            converted(cut, tmp_path / "cache")
     text = tmp_path / "text.gguf"
     text.write_text("not a model\n" * 1000)
-    assert error_of(text, tmp_path / "cache") == "not_a_gguf_file"
+    with refused("not_a_gguf_file"):
+        converted(text, tmp_path / "cache")
 
 
 def test_a_file_is_converted_once_and_altered_files_are_noticed(tmp_path: Path) -> None:
@@ -148,7 +145,8 @@ def test_a_file_is_converted_once_and_altered_files_are_noticed(tmp_path: Path) 
     copy.write_bytes(file.read_bytes())
     moved = tmp_path / "moved"
     (tmp_path / "cache").rename(moved)
-    assert error_of(copy, moved) == "damaged_cache"
+    with refused("damaged_cache"):
+        converted(copy, moved)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -156,14 +154,16 @@ def test_a_read_only_cache_is_an_error(tmp_path: Path) -> None:
     tokenizer = bpe("gpt-2")
     write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
     (tmp_path / "cache").mkdir(mode=0o555)
-    assert error_of(tmp_path / "a.gguf", tmp_path / "cache") == "cache_not_writable"
+    with refused("cache_not_writable"):
+        converted(tmp_path / "a.gguf", tmp_path / "cache")
 
 
 def test_a_cache_that_cannot_be_a_folder_is_an_error(tmp_path: Path) -> None:
     tokenizer = bpe("gpt-2")
     write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
     (tmp_path / "cache").write_text("a file")
-    assert error_of(tmp_path / "a.gguf", tmp_path / "cache") == "cache_not_writable"
+    with refused("cache_not_writable"):
+        converted(tmp_path / "a.gguf", tmp_path / "cache")
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,5 +171,6 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
     write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("benchctl.gguf.shutil.disk_usage", lambda folder: usage)
-    assert error_of(tmp_path / "a.gguf", tmp_path / "cache") == "disk_full"
+    with refused("disk_full"):
+        converted(tmp_path / "a.gguf", tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from ggufs import CONFIGS, bpe, tiny
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.errors import UserError
 from benchctl.gguf import converted
 from benchctl.gguf_export import _hash, _in_pairs, check_exportable, exported
 
@@ -97,11 +96,13 @@ def test_models_that_gguf_cannot_hold_are_refused(tmp_path: Path, changed: dict[
     (source / "generation_config.json").unlink(missing_ok=True)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | changed))
-    assert error_of(lambda: check_exportable(source)) == id
+    with refused(id):
+        check_exportable(source)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    assert error_of(lambda: check_exportable(tmp_path)) == "no_model_folder"
+    with refused("no_model_folder"):
+        check_exportable(tmp_path)
 
 
 def test_a_model_without_a_token_that_ends_answers_is_refused(tmp_path: Path) -> None:
@@ -109,7 +110,8 @@ def test_a_model_without_a_token_that_ends_answers_is_refused(tmp_path: Path) ->
     (source / "generation_config.json").unlink(missing_ok=True)
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
-    assert error_of(lambda: check_exportable(source)) == "no_end_token"
+    with refused("no_end_token"):
+        check_exportable(source)
 
 
 def test_weights_of_another_model_are_refused_and_leave_nothing(tmp_path: Path) -> None:
@@ -117,12 +119,14 @@ def test_weights_of_another_model_are_refused_and_leave_nothing(tmp_path: Path) 
     weights = load_file(source / "model.safetensors")
     removed = weights.pop("model.norm.weight")
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
-    assert error_of(lambda: exported(source, tmp_path / "out", "F32", print)) == "weights_do_not_fit"
+    with refused("weights_do_not_fit"):
+        exported(source, tmp_path / "out", "F32", print)
     weights["model.norm.weight"] = removed
     weights["model.layers.0.self_attn.q_proj.weight"][0, 0] = 1e6  # too large for float16
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     _hash.cache_clear()
-    assert error_of(lambda: exported(source, tmp_path / "out", "F16", print)) == "too_large_for_float16"
+    with refused("too_large_for_float16"):
+        exported(source, tmp_path / "out", "F16", print)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -151,9 +155,3 @@ def test_a_frequency_table_of_an_older_checkpoint_is_left_out(tmp_path: Path) ->
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
     _hash.cache_clear()
     assert exported(source, tmp_path / "other", "F32", print).read_bytes() == before
-
-
-def error_of(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as error:
-        call()
-    return error.value.id

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runs import LAYERS, pair, prompt_of
+from runs import LAYERS, MODELS, pair, prompt_of
 from torch import Tensor
 
 from benchctl.decoding.kv.stream import LayerRun, Stream
 from benchctl.decoding.model.target import Target
-
-FAMILIES = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 
 
 def tapped(target: Target, *taps: int) -> Stream:
@@ -20,7 +18,7 @@ def tapped(target: Target, *taps: int) -> Stream:
 
 
 @pytest.mark.parametrize("taps", [(2, 3), (LAYERS,), (0, 1, LAYERS), (1,)])
-@pytest.mark.parametrize(("family", "seed"), FAMILIES)
+@pytest.mark.parametrize(("family", "seed"), MODELS)
 @torch.inference_mode()
 def test_features_are_the_residuals_of_a_full_forward(family: str, seed: int, taps: tuple[int, ...]) -> None:
     """A prompt of 21 rows, then a chain of 4, then a tree of 6 of which a path is kept, then one row."""

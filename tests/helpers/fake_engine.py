@@ -289,6 +289,7 @@ def running(folder: Path) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 from fixtures_records import baseline_row, drafted_row, exiting_row, write
 
 from benchctl.judging.budget import Price
-from benchctl.judging.items import JudgeName
 from benchctl.judging.judge import AskedJudge, Message, Reply, Usage
 from benchctl.judging.scoring import JudgeSettings, Judging, Progress, World
 from benchctl.records.schema import Row
@@ -102,9 +101,7 @@ class Bench:
     def judging(self, judge: Any, **settings: Any) -> Judging:
         chosen = {"cache": self.folder / "cache", "concurrency": 1, "price": PRICE, **settings}
         world = World(lambda: "2026-01-01T00:00:00+00:00", self.notices.append, self._moved)
-        return Judging(
-            [read(self.results)], self.prompts, JudgeSettings(judge=JudgeName("scripted", judge), **chosen), world
-        )
+        return Judging([read(self.results)], self.prompts, JudgeSettings("scripted", judge, **chosen), world)
 
     def _moved(self, progress: Progress) -> None:
         self.progress.append(progress)

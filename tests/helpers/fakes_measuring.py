@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch import Tensor
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
-from benchctl.measuring.measure import Measurer
-from benchctl.measuring.plan import Task
+from benchctl.decoding.sampling import Sampling
+from benchctl.measuring.measure import DecodingConfig, Measurer
+from benchctl.measuring.plan import Plan, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.records.schema import Row
 
@@ -68,6 +69,22 @@ def one(measurer: Measurer, task: Task) -> Row:
     """What measuring a task by itself gives."""
     (row,) = measurer.measure((task,))
     return row
+
+
+def rows_of_plan(
+    target: Target,
+    methods: Mapping[str, Method],
+    plan: Plan,
+    sampling: Sampling = Sampling(),  # noqa: B008 frozen
+) -> list[Row]:
+    """Everything that a plan comes to; the first label is the baseline."""
+    terms = DecodingConfig(5, sampling, batch_size=plan.batch_size)
+    measurer = Measurer(target, methods, plan.labels[0], terms, FakeClock())
+    rows: list[Row] = []
+    for jobs in plan.by_batch():
+        measurer.begin()
+        rows += [row for job in jobs for row in measurer.measure(job)]
+    return rows
 
 
 @dataclass

@@ -99,6 +99,30 @@ def drafted_row(prompt_id: str = "p0", *, steps: int = 4, step_s: float = 1.0, t
     )
 
 
+Steps = Sequence[tuple[int, int]]
+"""Drafted and accepted, step by step; each step also commits a bonus token."""
+
+
+def stepped_row(steps: Steps, prompt_id: str = "p0", *, nodes: int = 1, cut: int = 0) -> Row:
+    """A row of these steps. Each drafted position has `nodes` rows in the tree; the last step lost its last `cut`
+    tokens to a stop token or the limit."""
+    committed = [accepted + 1 for _, accepted in steps]
+    committed[-1] -= cut
+    accepted = [kept for _, kept in steps]
+    accepted[-1] = min(accepted[-1], committed[-1])
+    tokens = 1 + sum(committed)
+    return replace(
+        baseline_row(prompt_id, tokens=tokens),
+        label=DRAFTED,
+        step_s=(1.0,) * len(steps),
+        committed=tuple(committed),
+        drafted=tuple(drafted for drafted, _ in steps),
+        accepted=tuple(accepted),
+        rows=tuple(1 + nodes * drafted for drafted, _ in steps),
+        verdict="identical",
+    )
+
+
 def exiting_row(prompt_id: str = "p0", *, tokens: int = 9, step_s: float = 0.5, layers: int = 6) -> Row:
     """A lossy answer that leaves the baseline's at its third token, and runs `layers` layers for all but the first."""
     return replace(

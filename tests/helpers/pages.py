@@ -41,8 +41,11 @@ def hostile_file(tmp_path: Path) -> Path:
     return write(tmp_path / "hostile.jsonl", rows, run)
 
 
-def groups_of(tmp_path: Path, rows: Sequence[Row] | None = None, run: Run = RUN) -> tuple[Group, ...]:
-    return compare([read(write(tmp_path / "run.jsonl", usual_rows() if rows is None else rows, run))])
+def groups_of(
+    tmp_path: Path, rows: Sequence[Row] | None = None, run: Run = RUN, name: str = "run"
+) -> tuple[Group, ...]:
+    """Through a file of this name."""
+    return compare([read(write(tmp_path / f"{name}.jsonl", usual_rows() if rows is None else rows, run))])
 
 
 @cache

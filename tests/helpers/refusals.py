@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -18,3 +18,10 @@ def refused(id: str, *facts: str) -> Iterator[None]:
     assert caught.value.id == id
     for fact in facts:
         assert fact in caught.value.message
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """The id of the UserError that ``call`` raises."""
+    with pytest.raises(UserError) as caught:
+        call()
+    return caught.value.id

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from oracles import Naive, autoregressive
-from runs import prompt_of
+from runs import Pair, prompt_of
 from torch import Tensor, nn
+from untrained import facts_of
 
+from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.families import read_layer, rotary_table
-from benchctl.decoding.modules.trainable import TrainingBatch
+from benchctl.decoding.modules.folders import save_modules
+from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 
 
 def batch_of(
@@ -74,3 +79,31 @@ def learn(
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
     return losses
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Losses step by step, yardsticks before and after them, and the accepted tokens of answers before and after."""
+
+    losses: Sequence[float]
+    before: Mapping[str, Tally]
+    after: Mapping[str, Tally]
+    accepted: tuple[int, int]
+
+
+def learnt(method: Any, name: str, models: Pair, folder: Path, steps: int = 150, rate: float = 1e-2) -> Learnt:
+    """Fresh modules of a drafting method learn twelve answers of the target, and then draft for six of them."""
+    torch.manual_seed(0)
+    module = method.build(models.target.info, models.target.lm_head.weight)
+    batch = batch_of(models.naive, answered(models.naive, 12))
+
+    def accepted(place: Path) -> int:
+        save_modules(place, module, facts_of(name, method, models.target))
+        trained = replace(method, modules=str(place))
+        trained.prepare(models.target)
+        answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
+        return sum(step.accepted for got in answers for step in got.steps)
+
+    before, fresh = method.yardsticks(module, batch), accepted(folder / "fresh")
+    losses = learn(method.loss, module, batch, steps, rate)
+    return Learnt(losses, before, method.yardsticks(module, batch), (fresh, accepted(folder / "learnt")))

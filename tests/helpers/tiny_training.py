@@ -1,4 +1,4 @@
-"""A training run as small as one can be, and the same in a process of its own: `python tests/tiny_training.py -h`."""
+"""A training run as small as can be, here or in a process of its own: `python tests/helpers/tiny_training.py -h`."""
 
 from __future__ import annotations
 

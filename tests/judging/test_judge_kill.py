@@ -67,7 +67,7 @@ for line in sys.stdin:
 
 @pytest.mark.slow
 def test_a_judging_that_is_killed_again_and_again_judges_everything_and_pays_once(tmp_path: Path) -> None:
-    """Killed by SIGKILL at 50 random moments after its first request; what was in flight may be billed again."""
+    """Killed by SIGKILL at 20 random moments after its first request; what was in flight may be billed again."""
     chance, kills, files, pipe = random.Random(4), 0, 0, subprocess.PIPE
     forks = subprocess.Popen(
         [sys.executable, "-c", FORKS], env=environment(), bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL

@@ -3,10 +3,8 @@
 import csv
 import io
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from fixtures_records import EXITING, RUN, baseline_row, exiting_row, usual_rows
 from fixtures_scores import both_orders, same, score, sha256, write_both
+from pictures import texts
 from warned import warned
 
 from benchctl.analysis.comparison import compare
@@ -264,11 +263,6 @@ def test_a_torn_last_score_is_said_and_the_others_count(tmp_path: Path) -> None:
     assert "torn" in _run("compare", path, "--full").stdout
 
 
-def _texts(path: Path) -> str:
-    found = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"), re.DOTALL)
-    return unescape("\n".join(re.sub(r"<[^>]*>", "", text) for text in found))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("height", "title"),
@@ -286,9 +280,9 @@ def test_the_pareto_plot_sets_speed_against_what_is_asked_for(tmp_path: Path, he
     path = write_both(tmp_path / "run.jsonl", rows, [*_scores(), *same], RUN)
     result = _run("plot", "--pareto", "--quality", height, path, "--out", out)
     assert result.exit_code == 0, result.output
-    texts = _texts(out)
-    assert title in texts
-    assert "95% interval" in texts and "two_model" in texts
+    shown = texts(out)
+    assert title in shown
+    assert "95% interval" in shown and "two_model" in shown
 
 
 def test_quality_cannot_be_plotted_without_a_judge_or_of_two(tmp_path: Path) -> None:

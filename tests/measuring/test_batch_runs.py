@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from fakes_measuring import FakeClock, Shallower
+from fakes_measuring import Shallower, rows_of_plan
 from fixtures_run import invoke_run, make_settings, measured, timeless, write_prompts
 from tiny import tiny_folder
 
@@ -17,7 +17,6 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
-from benchctl.measuring.measure import DecodingConfig, Measurer
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.run import RunSummary, run
@@ -54,13 +53,8 @@ def rows_of(
     prompts: Sequence[Prompt] = TALKS,
 ) -> list[Row]:
     """Everything that a plan of the baseline and this method comes to, one repeat."""
-    terms = DecodingConfig(5, sampling, batch_size=batch_size)
-    run = Measurer(target, {"plain": Autoregressive(), "other": method}, "plain", terms, FakeClock())
-    rows: list[Row] = []
-    for jobs in Plan(tuple(prompts), ("plain", "other"), 1, batch_size).by_batch():
-        run.begin()
-        rows += [row for job in jobs for row in run.measure(job)]
-    return rows
+    methods = {"plain": Autoregressive(), "other": method}
+    return rows_of_plan(target, methods, Plan(tuple(prompts), tuple(methods), 1, batch_size), sampling)
 
 
 def apart(rows: Sequence[Row]) -> dict[tuple[str, str, int], Row]:

@@ -19,7 +19,6 @@ from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY, DEPTH_FRACTION
 from benchctl.analysis.warnings import warnings
 from benchctl.analysis.winner import fastest
-from benchctl.errors import UserError
 from benchctl.methods.autoregressive import Autoregressive
 from benchctl.records.schema import Run
 from benchctl.records.writer import read
@@ -158,16 +157,8 @@ def test_time_spent_before_the_first_pass_and_under_a_false_clock_counts(togethe
     ],
 )
 def test_changing_the_baseline_ends_the_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, label: str, error: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str], label: str, error: str
 ) -> None:
-    raised: list[str] = []
-    real = UserError.__init__
-
-    def noted(self: UserError, id: str, message: str) -> None:
-        raised.append(id)
-        real(self, id, message)
-
-    monkeypatch.setattr(UserError, "__init__", noted)
     _plugins(monkeypatch)
     monkeypatch.chdir(folder)
     threads = torch.get_num_threads()

@@ -26,12 +26,11 @@ from benchctl.measuring.check import (
     check,
     choose_methods,
     choose_models,
-    filled,
     name_run,
 )
 from benchctl.methods.medusa import Medusa
 from benchctl.methods.two_model import TwoModel
-from benchctl.registry import parse_label
+from benchctl.registry import parse_label, with_trained
 
 
 @pytest.fixture
@@ -82,8 +81,8 @@ def test_all_brings_in_every_method_and_notes_what_some_of_them_lack() -> None:
 
 def test_options_of_training_are_filled_in_but_for_those_that_the_asked_ones_exclude() -> None:
     trained = {"kind": "streaming", "rank": "8", "nodes": "8"}
-    assert filled(parse_label("pseudo[rows=2]"), trained).text == "pseudo[kind=streaming,rank=8,nodes=8,rows=2]"
-    assert filled(parse_label("pseudo[tree=1x1x1]"), trained).text == "pseudo[kind=streaming,rank=8,tree=1x1x1]"
+    assert with_trained(parse_label("pseudo[rows=2]"), trained).text == "pseudo[kind=streaming,rank=8,nodes=8,rows=2]"
+    assert with_trained(parse_label("pseudo[tree=1x1x1]"), trained).text == "pseudo[kind=streaming,rank=8,tree=1x1x1]"
 
 
 def test_a_method_asked_for_by_name_without_its_draft_model_is_refused() -> None:

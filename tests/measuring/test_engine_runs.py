@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_engine import VERSION, Answers, FakeEngine, Step, program, running, wait_for
 from fixtures_run import make_settings, measure_file, measured
+from refusals import refused
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
@@ -22,7 +23,6 @@ from benchctl.analysis.warnings import warnings
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.engines.llama_cpp import LlamaCpp
-from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.run import _deployment, run
 from benchctl.measuring.settings import AnswerSettings, RepeatSettings, RunSettings
@@ -171,9 +171,9 @@ def test_an_engine_that_does_not_start_ends_the_run_and_those_that_did(run_folde
     checked = check(settings, lambda notice: None)
     broken = LlamaCpp(ngram=3, server=str(bad))
     checked = replace(checked, choices=(checked.choices[0], replace(checked.choices[1], method=broken)))
-    with pytest.raises(UserError) as error:
+    with refused("engine_died"):
         run(checked, lambda event: None)
-    assert error.value.id == "engine_died" and running(tmp_path) == []
+    assert running(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,8 @@ def test_what_engines_cannot_do_is_refused_before_anything_starts(
     labels: tuple[str, ...], changed: dict[str, Any], id: str, run_folder: Path, tmp_path: Path, no_weights: None
 ) -> None:
     settings = replace(settings_of(run_folder, tmp_path / "out.jsonl", *labels), **changed)
-    with pytest.raises(UserError) as error:
+    with refused(id):
         check(settings, lambda notice: None)
-    assert error.value.id == id
 
 
 def test_marks_of_engines_become_warnings(run_folder: Path, tmp_path: Path, target: Target) -> None:

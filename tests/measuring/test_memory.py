@@ -205,10 +205,11 @@ def test_the_time_is_that_of_all_steps_and_prompts(
     assert took.seconds == pytest.approx((24 + 6) * (6 + 0.01 * sum(tokens) / 4))
 
 
-def test_the_calibration_scales_with_layers_and_head() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_the_calibration_scales_with_layers_and_head(dtype: str) -> None:
     """With a clock that moves on by a second a reading, a pass of the layers takes one second."""
     ticks = iter(range(99))
-    target = outline(tiny_config("llama", layers=4))
+    target = outline(tiny_config("llama", layers=4), dtype)
     attention, mlp = target.blocks[0].attention, target.blocks[0].mlp
     layer = sum(weight.nbytes for weight in (attention.qkv.weight, attention.out.weight, *mlp.weights))
     step_s, row_s = calibrate(target, "fast", "cpu", lambda: float(next(ticks)))

@@ -7,15 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes_measuring import Broken, FakeClock, Lying, Plain
+from fakes_measuring import Broken, Lying, Plain, rows_of_plan
 from fixtures_run import LABELS, make_settings, measure_file, measured, timeless
 from tiny import tiny_folder
 
-from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.sampling import Sampling
 from benchctl.measuring import settings as ask
-from benchctl.measuring.measure import DecodingConfig, Measurer
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.records.schema import Mode, Row
@@ -101,22 +98,13 @@ def test_a_resumed_run_of_several_modes_is_equal(whole: RunFile, run_folder: Pat
     assert timeless(again.rows) == timeless(whole.rows)
 
 
-def rows_of(target: Target, methods: dict[str, Method], plan: Plan) -> list[Row]:
-    """Everything that a plan comes to; the first method is the baseline."""
-    terms = DecodingConfig(5, Sampling(), batch_size=plan.batch_size)
-    measurer = Measurer(target, methods, plan.labels[0], terms, FakeClock())
-    rows: list[Row] = []
-    for jobs in plan.by_batch():
-        measurer.begin()
-        rows += [row for job in jobs for row in measurer.measure(job)]
-    return rows
-
-
 def test_a_method_that_does_not_say_the_forced_text_fails_in_replay_alone(target: Target) -> None:
-    rows = rows_of(target, {"plain": Plain(), "lying": Lying()}, Plan(TALKS[:1], ("plain", "lying"), 1, modes=ALL))
+    methods = {"plain": Plain(), "lying": Lying()}
+    rows = rows_of_plan(target, methods, Plan(TALKS[:1], tuple(methods), 1, modes=ALL))
     failed = [row for row in rows if row.error]
     assert [(row.label, row.mode, row.turn) for row in failed] == [("lying", "replay", 0), ("lying", "replay", 1)]
     assert "where another token was forced upon it" in str(failed[0].error)
     # A baseline that fails leaves no text to replay.
-    rows = rows_of(target, {"broken": Broken(), "plain": Plain()}, Plan(TALKS[:1], ("broken", "plain"), 1, modes=ALL))
+    methods = {"broken": Broken(), "plain": Plain()}
+    rows = rows_of_plan(target, methods, Plan(TALKS[:1], tuple(methods), 1, modes=ALL))
     assert all(row.error for row in rows if row.mode == "replay")

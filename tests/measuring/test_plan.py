@@ -9,7 +9,7 @@ import pytest
 import torch
 from oracles import ExitAnswer, ExitRule, exit_answer
 from plain_depths import picked_from
-from runs import LAYERS, Pair, pair, prompt_of, run
+from runs import LAYERS, MODELS, Pair, pair, prompt_of, run
 from torch import Tensor
 
 from benchctl.decoding.adaptive import View
@@ -34,7 +34,6 @@ RULES = (
     ("", ExitRule(UPPER, threshold=0.3)),
     ("min_exit=1", ExitRule(EVERY, threshold=2.0)),
 )
-MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))
 POLICIES = ("propagate", "deferred_exact")
 
 

@@ -95,7 +95,7 @@ def test_fetched_file_with_another_checksum_is_an_error_and_not_kept() -> None:
     assert not kept().exists()
 
 
-def test_damaged_cache_is_notices_and_fetched_anew() -> None:
+def test_a_damaged_cache_is_noticed_and_fetched_anew() -> None:
     kept().parent.mkdir(parents=True)
     kept().write_bytes(b"torn")
     notices: list[str] = []

@@ -17,7 +17,8 @@ import pytest
 from fixtures_run import make_folder, make_settings, measure_file, measured
 from refusals import refused
 
-from benchctl.analysis.tables.text import View, summary
+from benchctl.analysis.comparison import compare
+from benchctl.analysis.tables.text import View, render
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.errors import UserError
@@ -400,7 +401,7 @@ def test_the_tasks_are_measured_by_their_name_and_shown_without_the_warning_for_
         True,
         {"tasks_1": ("59",), "tasks_2": ("44",)},
     )
-    text = summary([file.path], "md", View(full=True))
+    text = render(compare([file]), "md", View(full=True))
     assert "tasks, 2 prompts" in text and "exact match" in text and "embedded samples" not in text
     assert measure_file(replace(asked, resume=True)) == file
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.modules import others
 from benchctl.decoding.modules.folders import modules_sha256, trained_options
 from benchctl.methods.dflash import Dflash
 from benchctl.methods.dflash.published import read_published
@@ -169,26 +167,8 @@ def test_options_without_effect_are_refused(options: dict[str, Any], tmp_path: P
 
 def test_more_tokens_than_the_block_has_are_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, random_weights(), QWEN)
-    with refused("too_few_tokens", "draft_tokens=7"):
+    with refused("trained_for_fewer", "draft_tokens=7"):
         trained_options(Dflash(modules=folder, draft_tokens=8), "dflash", folder)
-
-
-def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder_of(tmp_path, random_weights(), QWEN)
-    asked, info = list[str](), pair("llama").target.info
-
-    def download(place: str, name: str) -> Path:
-        asked.append(name)
-        return tmp_path / name
-
-    monkeypatch.setattr(others, "downloaded_file", download)
-    method = Dflash(modules="someone/a-drafter")
-    assert method.unsupported(replace(info, hidden_size=48)) is not None
-    assert asked == ["config.json"]
-    method.prepare(pair("llama").target)
-    assert asked[-1] == "model.safetensors"
 
 
 def test_a_folder_without_weights_is_refused_and_one_without_a_configuration_is_none(tmp_path: Path) -> None:

@@ -68,15 +68,6 @@ def test_text_beyond_the_draft_model_s_context_goes_on_without_drafts() -> None:
         assert rounds_of(got) == replay_tree(prompt, text, len(text), tree_drafter(models.naive_draft, tree, 32))
 
 
-@pytest.mark.parametrize("tree", ["likeliest,width=1,depth=4,nodes=4,confidence=0", "1x1x1x1"])
-def test_one_child_per_node_is_a_chain(tree: str) -> None:
-    """Whose steps are those of transformers' assisted generation: tests/repository/test_reference_library.py."""
-    models, prompt = pair("llama"), prompt_of(13)
-    chain = run("two_model[draft_tokens=4,confidence=0]", models.target, prompt, NEW_TOKENS, draft=models.draft)
-    got = run(f"draft_tree[tree={tree}]", models.target, prompt, NEW_TOKENS, draft=models.draft)
-    assert rounds_of(got) == rounds_of(chain)
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3])
 @pytest.mark.parametrize("options", TREES)
 def test_a_draft_leaves_room_for_the_bonus_token(options: str, limit: int) -> None:

@@ -14,7 +14,7 @@ from naive_eagle import NaiveEagle
 from oracles import Rounds, TreeDrafter, replay_tree
 from refusals import refused
 from runs import CONTEXT_TOKENS, MODELS, Pair, answer, check_replayed, pair, prompt_of
-from target_batches import answered, batch_of, learn
+from target_batches import batch_of, learnt
 from torch import Tensor
 from untrained import facts_of, untrained
 
@@ -221,22 +221,12 @@ def test_over_a_draft_vocabulary_the_loss_counts_by_the_mass_inside() -> None:
 )
 @torch.inference_mode(False)
 def test_what_was_learnt_is_accepted(version: Any, options: dict[str, Any], tmp_path: Path) -> None:
-    models, method = pair("llama"), Eagle(version=version, tree="chain", draft_tokens=3, **options)
-    torch.manual_seed(0)
-    module = method.build(models.target.info, models.target.lm_head.weight)
-    batch = batch_of(models.naive, answered(models.naive, 12))
-    before, accepted = method.yardsticks(module, batch), list[int]()
-    for steps in (0, 150):
-        losses = learn(method.loss, module, batch, steps)
-        trained = with_modules(method, module, models, tmp_path / str(steps))
-        trained.prepare(models.target)
-        answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
-        accepted.append(sum(step.accepted for got in answers for step in got.steps))
-    after = method.yardsticks(module, batch)
-    assert losses[-1] < 0.7 * losses[0]
-    assert list(after) == [f"token_{number}_top1" for number in (1, 2, 3)]
-    assert after["token_1_top1"].share > before["token_1_top1"].share + 0.2
-    assert accepted[1] > 1.5 * accepted[0]
+    method = Eagle(version=version, tree="chain", draft_tokens=3, **options)
+    got = learnt(method, "eagle", pair("llama"), tmp_path)
+    assert got.losses[-1] < 0.7 * got.losses[0]
+    assert list(got.after) == [f"token_{number}_top1" for number in (1, 2, 3)]
+    assert got.after["token_1_top1"].share > got.before["token_1_top1"].share + 0.2
+    assert got.accepted[1] > 1.5 * got.accepted[0]
 
 
 def test_a_fresh_layer_hands_on_the_feature() -> None:
@@ -263,15 +253,6 @@ def test_modules_of_another_version_or_target_are_refused_before_weights_are_rea
     (tmp_path / "modules.safetensors").write_bytes(b"")
     with refused("trained_with_other_option", "version=1"):
         trained_options(Eagle(modules=str(tmp_path)), "eagle", str(tmp_path))
-    with refused("trained_with_other_option", "head=trained"):
-        with_modules(Eagle(), module_of("3", "llama", 0), models, tmp_path)
-        trained_options(Eagle(modules=str(tmp_path), head="target"), "eagle", str(tmp_path))
-    check_sizes(method, models.target.info)
+    check_sizes(method, method.modules, models.target.info)
     with refused("modules_of_other_target", str(tmp_path)):
-        check_sizes(method, other)
-
-
-@torch.inference_mode()
-def test_a_label_without_modules_says_so() -> None:
-    with refused("modules_missing", "benchctl train eagle"):
-        Eagle().prepare(pair("llama").target)
+        check_sizes(method, method.modules, other)

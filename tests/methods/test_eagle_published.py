@@ -15,6 +15,8 @@ from oracles import replay_tree
 from refusals import refused
 from runs import VOCABULARY, answer, pair, prompt_of, rounds_of
 from safetensors.torch import save_file
+from test_dflash_published import QWEN
+from test_dflash_published import random_weights as dflash_weights
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -24,6 +26,7 @@ from benchctl.decoding.drafting.grow import Frontier
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules import others
 from benchctl.decoding.modules.folders import modules_sha256, save_modules, trained_options
+from benchctl.methods.dflash import Dflash
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.published import read_published
 
@@ -171,19 +174,18 @@ def rotary_of(**settings: Any) -> LlamaRotaryEmbedding:
 @torch.inference_mode()
 def test_a_published_layer_takes_the_steps_of_a_plain_reimplementation(name: str, tmp_path: Path) -> None:
     extras, config, head_dim, differs = CASES[name]
-    models = pair("llama")
-    weights = random_weights(differs.get("taps") != (), head_dim, extras)
-    named = speculators_names(weights) if "speculators" in extras else weights
-    if "eagle" in name.split(",")[0].split("3")[0] and differs.get("taps") == ():
-        named = speculators_names(weights)  # layers.0 too
+    models, first = pair("llama"), differs.get("taps") == ()
+    weights = random_weights(not first, head_dim, extras)
+    named = speculators_names(weights) if first or "speculators" in extras else weights
     folder = folder_of(tmp_path, named, config, "pytorch_model.bin" if ".bin" in extras else "model.safetensors")
-    version: Any = "1" if differs.get("taps") == () else "3.1" if "feeds_normed" in differs else "3"
+    version: Any = "1" if first else "3.1" if "feeds_normed" in differs else "3"
     method = Eagle(modules=folder, version=version, width=3, nodes=7, confidence=0.0)
     assert method.published(folder) == {"version": version}
     assert method.unsupported(models.target.info) is None
     method.prepare(models.target)
-    rope = {"head_dim": head_dim, **differs.pop("rope", {})} if "rope" in differs else {"head_dim": head_dim}
-    settings = {"taps": (1, 2, 3), "eps": 1e-3, "head_dim": 8, "rotary": rotary_of(**rope), **differs}
+    more = dict(differs)
+    rotary = rotary_of(head_dim=head_dim, **more.pop("rope", {}))
+    settings = {"taps": (1, 2, 3), "eps": 1e-3, "head_dim": 8, "rotary": rotary, **more}
     wide = {key: weight.double() for key, weight in weights.items() if key not in ("d2t", "t2d")}
     naive = NaiveEagle(models.naive, wide, **settings)
     for prompt_tokens in (1, 13):
@@ -337,10 +339,23 @@ def test_options_of_training_are_refused_with_a_published_layer(
     trained_options(Eagle(modules=folder, version=version), "eagle", folder)
 
 
+@pytest.mark.parametrize(
+    ("method", "told", "weights", "config"),
+    [
+        (Eagle(modules="someone/a-layer"), {"version": "3"}, lambda: random_weights(True), eagle3()),
+        (Dflash(modules="someone/a-drafter"), {"draft_tokens": 7}, dflash_weights, QWEN),
+    ],
+    ids=["eagle", "dflash"],
+)
 def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: Any,
+    told: dict[str, Any],
+    weights: Callable[[], Weights],
+    config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder_of(tmp_path, random_weights(True), eagle3())
+    folder_of(tmp_path, weights(), config)
     asked, info = list[str](), pair("llama").target.info
 
     def download(place: str, name: str) -> Path:
@@ -348,8 +363,7 @@ def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(
         return tmp_path / name
 
     monkeypatch.setattr(others, "downloaded_file", download)
-    method = Eagle(modules="someone/a-layer")
-    assert method.published(method.modules) == {"version": "3"}
+    assert method.published(method.modules) == told
     assert method.unsupported(replace(info, hidden_size=48)) is not None
     assert asked == ["config.json"]
     method.prepare(pair("llama").target)

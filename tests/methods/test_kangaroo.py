@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Drafter, Naive, replay
-from refusals import refused
-from runs import CONTEXT_TOKENS, FIRST_FAST, Pair, answer, pair, prompt_of, rounds_of
-from target_batches import answered, batch_of, learn
+from oracles import Drafter, Naive, Rounds, replay
+from runs import FIRST_FAST, Pair, answer, check_replayed, pair, prompt_of
+from target_batches import batch_of, learnt
 from torch import Tensor
 from untrained import facts_of, untrained
 
@@ -107,15 +106,16 @@ def with_modules(method: Kangaroo, module: Adapter, models: Pair, folder: Path) 
     return method
 
 
-def check_steps(method: Kangaroo, naive: NaiveKangaroo, models: Pair, family: str, seed: int) -> list[tuple[int, int]]:
+def check_steps(method: Kangaroo, naive: NaiveKangaroo, models: Pair, family: str, seed: int) -> Rounds:
     """Answers and steps are the replay's, which are returned."""
-    every = []
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
-        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == replay(prompt, text, len(text), naive.drafter(method.draft_tokens, method.confidence))
-        every += rounds_of(got)
+    every: Rounds = []
+
+    def expected(prompt: list[int], text: list[int]) -> Rounds:
+        rounds = replay(prompt, text, len(text), naive.drafter(method.draft_tokens, method.confidence))
+        every.extend(rounds)
+        return rounds
+
+    check_replayed(method, models, family, seed, expected)
     return every
 
 
@@ -185,20 +185,6 @@ def test_training_runs_what_decoding_runs(tmp_path: Path) -> None:
     assert float(method.loss(module, batch).detach()) == pytest.approx(total, rel=1e-4)
 
 
-@torch.inference_mode(False)
-def test_over_a_draft_vocabulary_the_loss_counts_by_the_mass_inside() -> None:
-    models, module, method, text = pair("llama"), adapter_of("llama", 0), Kangaroo(), prompt_of(12)
-    weight = models.naive.model.lm_head.weight
-    batch = replace(
-        batch_of(models.naive, [text]), draft_ids=IDS, draft_rows=lambda normed: normed.double() @ weight[IDS].T
-    )
-    wanted = models.naive.logits(models.naive.states(text)[-1]).log_softmax(-1)[:-1, IDS]
-    said = naive_of(method, module, models).normed(text)[:-1] @ weight[IDS].T
-    mass = wanted.exp().sum(-1)
-    total = (wanted.exp() * (wanted - said.log_softmax(-1))).sum() - (mass * mass.log()).sum()
-    assert float(method.loss(module, batch).detach()) == pytest.approx(float(total), rel=1e-4)
-
-
 def test_a_fresh_adapter_is_the_bare_exit() -> None:
     models = pair("llama")
     module, batch = (
@@ -212,21 +198,11 @@ def test_a_fresh_adapter_is_the_bare_exit() -> None:
 @pytest.mark.slow
 @torch.inference_mode(False)
 def test_what_was_learnt_is_accepted(tmp_path: Path) -> None:
-    models, method = pair("llama"), Kangaroo(draft_tokens=3, confidence=0)
-    torch.manual_seed(0)
-    module = method.build(models.target.info, models.target.lm_head.weight)
-    batch = batch_of(models.naive, answered(models.naive, 12))
-    before, accepted = method.yardsticks(module, batch), list[int]()
-    for steps in (0, 150):
-        losses = learn(method.loss, module, batch, steps)
-        trained = with_modules(method, module, models, tmp_path / str(steps))
-        answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
-        accepted.append(sum(step.accepted for got in answers for step in got.steps))
-    after = method.yardsticks(module, batch)
-    assert losses[-1] < 0.7 * losses[0]
-    assert before["exit_1_top1"] == before["exit_1_bare_top1"] == after["exit_1_bare_top1"]
-    assert after["exit_1_top1"].share > before["exit_1_top1"].share + 0.2
-    assert accepted[1] > 1.5 * accepted[0]
+    got = learnt(Kangaroo(draft_tokens=3, confidence=0), "kangaroo", pair("llama"), tmp_path)
+    assert got.losses[-1] < 0.7 * got.losses[0]
+    assert got.before["exit_1_top1"] == got.before["exit_1_bare_top1"] == got.after["exit_1_bare_top1"]
+    assert got.after["exit_1_top1"].share > got.before["exit_1_top1"].share + 0.2
+    assert got.accepted[1] > 1.5 * got.accepted[0]
 
 
 @pytest.mark.parametrize(("layers", "exit_layer"), [(32, 4), (30, 3), (12, 1), (4, 1), (2, 1)])
@@ -239,13 +215,3 @@ def test_an_exit_that_leaves_no_layer_to_verify_is_refused() -> None:
     assert "exit 4" in str(Kangaroo(exit=4).unsupported(info))
     assert Kangaroo(exit=3).unsupported(info) is None
     assert Kangaroo().unsupported(replace(info, layers=1)) is not None
-
-
-@torch.inference_mode()
-def test_modules_of_another_exit_and_none_are_refused(tmp_path: Path) -> None:
-    models = pair("llama")
-    with_modules(Kangaroo(exit=2), adapter_of("llama", 0), models, tmp_path)
-    with refused("trained_with_other_option", "exit=2"):
-        Kangaroo(modules=str(tmp_path)).prepare(models.target)
-    with refused("modules_missing", "benchctl train kangaroo"):
-        Kangaroo().prepare(models.target)

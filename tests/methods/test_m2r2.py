@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import replay_tree
-from refusals import refused
 from runs import CONTEXT_TOKENS, LAYERS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
 from target_batches import answered, batch_of, learn
 from tiny import FAMILIES
@@ -27,14 +26,13 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS
-from benchctl.decoding.modules.folders import save_modules, trained_options
+from benchctl.decoding.modules.folders import save_modules
 from benchctl.decoding.modules.losses import CE_SHARE
 from benchctl.decoding.sampling import Sampling
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.drafting import draft_beam, draft_chain
 from benchctl.methods.m2r2.gates import LATENT, Interval
 from benchctl.methods.m2r2.training import COSINE_SHARE, Trajectories, TwoStreams, passes, slow_state
-from benchctl.methods.m2r2_dynamic import M2R2Dynamic
 from benchctl.registry import build
 
 WITH_BIASES = (*MODELS, ("llama_biases", 1))
@@ -249,15 +247,6 @@ def test_fresh_features_change_nothing() -> None:
         trail = Trajectories(fresh, batch).along(fresh.intervals[0])
         assert module is None or torch.equal(module, trail[-1])
         module = trail[-1]
-
-
-def test_modules_with_features_are_refused_by_those_that_cannot_use_them(tmp_path: Path) -> None:
-    models, method = pair("llama"), M2R2(gates="1+2", features="last")
-    save_modules(tmp_path, untrained(method, models.target), facts_of("m2r2", method, models.target))
-    for other in (M2R2(gates="1+2"), M2R2Dynamic(gates="1+2", router="softmax_max")):
-        with refused("trained_with_other_option", "features=last"):
-            trained_options(other, "m2r2", str(tmp_path))
-    trained_options(method, "m2r2", str(tmp_path))
 
 
 def test_the_trajectory_reaches_the_last_layer_at_each_gate() -> None:

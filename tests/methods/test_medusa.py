@@ -29,7 +29,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folders import FACTS, save_modules
+from benchctl.decoding.modules.folders import FACTS, save_modules, trained_options
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
@@ -319,23 +319,12 @@ def test_a_tree_that_training_cannot_have_written_is_refused(tmp_path: Path, tre
         method.prepare(target)
 
 
-def test_more_heads_than_were_trained_are_refused_by_the_facts_alone(tmp_path: Path) -> None:
+def test_heads_of_before_there_were_two_forms_have_lm_heads_of_their_own(tmp_path: Path) -> None:
     target = pair("llama").target
-    folder = _saved(tmp_path, untrained(Medusa(), target), target, {})
+    own = _saved(tmp_path, untrained(Medusa(), target), target, {})
     facts = json.loads((tmp_path / FACTS).read_text())
-    with pytest.raises(UserError, match="holds 3 heads, and heads=4 asks for more; give fewer, or train as many"):
-        Medusa(heads=4).refuse(folder, facts["options"])
-    with pytest.raises(UserError, match="holds 3 heads, and heads=4 asks for more"):
-        Medusa(modules=folder, heads=4).prepare(target)
-
-
-def test_heads_of_the_other_form_are_refused_by_the_facts_alone(tmp_path: Path) -> None:
-    target = pair("llama").target
-    own = _saved(tmp_path / "own", untrained(Medusa(), target), target, {})
-    facts = {"heads": 3}  # of before there were two forms
-    with refused("trained_with_other_option", "head=own"):
-        Medusa(head="shared").refuse(own, facts)
-    with refused("trained_with_other_option", "head=shared"):
-        Medusa().refuse(own, facts | {"head": "shared"})
+    del facts["options"]["head"]
+    (tmp_path / FACTS).write_text(json.dumps(facts))
+    trained_options(Medusa(), "medusa", own)
     with refused("trained_with_other_option", own, "head=own"):
-        Medusa(head="shared", modules=own).prepare(target)
+        trained_options(Medusa(head="shared"), "medusa", own)

@@ -92,36 +92,36 @@ def plain_drafter(models: Pair, weights: Weights, blocks: int, shared: Tensor | 
     return draft
 
 
-@pytest.mark.parametrize(("blocks", "file"), [(1, SAFETENSORS), (1, PICKLE), (3, SAFETENSORS), (2, PICKLE)])
-def test_published_heads_take_the_steps_of_a_plain_reimplementation(blocks: int, file: str, tmp_path: Path) -> None:
-    """With biases and with several blocks; of five heads the first three are asked for."""
-    models = pair("llama")
-    weights = made(models.target, 5, blocks)
-    folder = published(tmp_path, weights, file, medusa_num_layers=blocks, medusa_num_heads=5)
-    method = Medusa(modules=folder, heads=3, tree="3x2x2")
-    method.prepare(models.target)
-    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
-    text = answer("llama", 0, 13)
-    assert list(got.token_ids) == text
-    expected = replay_tree(prompt_of(13), text, len(text), plain_drafter(models, weights, blocks))
-    assert rounds_of(got) == expected
-    assert any(accepted > 0 for _, accepted in expected)
-
-
-@pytest.mark.parametrize(("blocks", "file"), [(1, SAFETENSORS), (2, PICKLE)])
-def test_heads_of_the_second_form_take_the_steps_of_a_plain_reimplementation(
-    blocks: int, file: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("blocks", "file", "shared"),
+    [
+        (1, SAFETENSORS, False),
+        (1, PICKLE, False),
+        (3, SAFETENSORS, False),
+        (2, PICKLE, False),
+        (1, SAFETENSORS, True),
+        (2, PICKLE, True),
+    ],
+)
+def test_published_heads_take_the_steps_of_a_plain_reimplementation(
+    blocks: int, file: str, shared: bool, tmp_path: Path
 ) -> None:
-    """They share the target's LM head; config.json of the authors says version 2."""
-    models = pair("llama")
-    weights = made(models.target, 4, blocks, shared=True)
-    folder = published(tmp_path, weights, file, medusa_num_layers=blocks, medusa_num_heads=4, version="2")
-    method = Medusa(modules=folder, heads=3, head="shared", tree="3x2x2")
+    """With biases and with several blocks; of more heads the first three are asked for.
+
+    Those of the second form share the target's LM head; config.json of the authors says version 2.
+    """
+    models, heads = pair("llama"), 4 if shared else 5
+    told: dict[str, Any] = {"medusa_num_layers": blocks, "medusa_num_heads": heads}
+    if shared:
+        told["version"] = "2"
+    weights = made(models.target, heads, blocks, shared=shared)
+    form: Any = "shared" if shared else "own"
+    method = Medusa(modules=published(tmp_path, weights, file, **told), heads=3, head=form, tree="3x2x2")
     method.prepare(models.target)
     got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
     text = answer("llama", 0, 13)
     assert list(got.token_ids) == text
-    drafter = plain_drafter(models, weights, blocks, models.target.lm_head.weight)
+    drafter = plain_drafter(models, weights, blocks, models.target.lm_head.weight if shared else None)
     assert rounds_of(got) == (expected := replay_tree(prompt_of(13), text, len(text), drafter))
     assert any(accepted > 0 for _, accepted in expected)
 
@@ -165,7 +165,7 @@ def test_other_folders_are_none_of_these(tmp_path: Path) -> None:
 
 def test_more_heads_than_are_there_are_refused_before_any_model_is_loaded(tmp_path: Path) -> None:
     folder = published(tmp_path, made(pair("llama").target, 2, 1))
-    with refused("too_few_heads", "2 heads", "heads=3"):
+    with refused("trained_for_fewer", "heads=2", "heads=3"):
         choose_methods((f"medusa[modules={folder}]",), Models("no such model", ""))
     fitting = choose_methods((f"medusa[modules={folder},heads=2]",), Models("no such model", ""))
     assert fitting[1].unsupported == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 
@@ -14,11 +15,12 @@ from untrained import untrained_folder
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.modules.folders import check_fit
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.m2r2_prefetch import M2R2Prefetch
-from benchctl.registry import build
+from benchctl.registry import build, parse_label
 
 HALF = (
     "early_exit[head=trained,threshold=0.3]",
@@ -241,6 +243,7 @@ def test_options_that_cannot_be_are_refused(label: str, fact: str) -> None:
 @pytest.mark.parametrize(
     ("label", "family", "fact"),
     [
+        ("pseudo[kind=transfer,layer=4]", "llama", "4 layers"),
         ("auto_exit[exits=1+4]", "llama", "exit 4 is not below the target's 4 layers"),
         ("deed[exits=1+4]", "llama", "exit 4 is not below the target's 4 layers"),
         ("early_exit[head=trained,exits=9]", "llama", "exit 9 is not below the target's 4 layers"),
@@ -291,6 +294,27 @@ def test_a_target_of_one_layer_has_no_exit_gate_or_routed_block() -> None:
         ("skip_decode[fall_tokens=9]", "skip_decode[min_layers=1]", "depths_not_trained", "min_layers=2"),
         ("skip_decode[min_layers=2]", "skip_decode[max_layers=1]", "depths_not_trained", "min_layers=2"),
         ("skip_decode[max_layers=2]", "skip_decode[min_layers=1]", "depths_not_trained", "min_layers=2"),
+        ("dflash", "dflash[layers=3]", "shapes_do_not_fit", "layers=2"),
+        ("dflash", "dflash[markov=4]", "shapes_do_not_fit", "markov=0"),
+        ("dflash", "dflash[draft_tokens=20]", "trained_for_fewer", "draft_tokens="),
+        ("eagle[version=1]", "eagle", "trained_with_other_option", "version=1"),
+        ("eagle", "eagle[head=target]", "trained_with_other_option", "head=trained"),
+        ("kangaroo[exit=2]", "kangaroo", "trained_with_other_option", "exit=2"),
+        ("pseudo", "pseudo[kind=transfer]", "trained_with_other_option", "kind=prompt"),
+        ("pseudo", "pseudo[rows=4]", "trained_for_fewer", "rows=4"),
+        ("sequential", "sequential[kind=redrafter]", "trained_with_other_option", "kind=hydra"),
+        ("sequential", "sequential[heads=5]", "trained_for_fewer", "heads=5"),
+        ("sequential", "sequential[blocks=2]", "shapes_do_not_fit", "blocks="),
+        ("specee[exits=3]", "specee[exits=2]", "exits_not_trained", "3"),
+        ("specee[exits=3]", "specee[guide=1]", "trained_with_other_option", "guide=0"),
+        ("specee[predictor=none]", "specee", "modules_missing", "predictor"),
+        ("m2r2[gates=1+2,features=last]", "m2r2[gates=1+2]", "trained_with_other_option", "features=last"),
+        ("m2r2[gates=1,features=last]", "m2r2_dynamic[gates=1]", "trained_with_other_option", "features=last"),
+        ("medusa", "medusa[heads=4]", "trained_for_fewer", "heads=4"),
+        ("medusa", "medusa[head=shared]", "trained_with_other_option", "head=own"),
+        ("medusa[head=shared]", "medusa", "trained_with_other_option", "head=shared"),
+        ("early_exit[head=trained,exits=1]", "early_exit[head=trained,exits=2]", "exits_not_trained", "1"),
+        ("early_exit[head=trained,min_exit=2]", "auto_exit[head=trained]", "trained_with_other_option", "min_exit=2"),
     ],
 )
 def test_modules_of_other_options_are_refused_and_theirs_named(trained: str, asked: str, id: str, fact: str) -> None:
@@ -300,6 +324,15 @@ def test_modules_of_other_options_are_refused_and_theirs_named(trained: str, ask
     method.modules = str(untrained_folder(trained, build(trained), target))
     with refused(id, fact):
         method.prepare(target)
+    # And before weights are read, where the label is not refused as one that the target does not support.
+    with nullcontext() if build(asked).unsupported(target.info) else refused(id, fact):
+        check_fit(method, parse_label(asked).name, method.modules, target.info)
+
+
+@pytest.mark.parametrize("name", ["dflash", "eagle", "kangaroo", "pseudo", "sequential"])
+def test_a_label_without_modules_says_how_to_train_some(name: str) -> None:
+    with refused("modules_missing", f"benchctl train {name}"):
+        build(name).prepare(pair("llama").target)
 
 
 @pytest.mark.parametrize(
@@ -314,12 +347,21 @@ def test_modules_of_other_options_are_refused_and_theirs_named(trained: str, ask
         ("mixture_of_depths", "mixture_of_depths[threshold=0.8]"),
         ("skip_decode", "skip_decode[min_layers=3,fall_tokens=9]"),
         ("skip_decode[min_layers=1]", "skip_decode[max_layers=1]"),
+        ("medusa", "medusa[heads=1]"),
+        ("medusa[head=shared]", "medusa[head=shared,heads=1]"),
+        ("pseudo[rows=3]", "pseudo[rows=1]"),
+        ("sequential", "sequential[heads=1]"),
+        ("specee", "specee[threshold=0.8]"),
+        ("eagle", "eagle[draft_tokens=2]"),
+        ("dflash", "dflash[confidence=0.2]"),
+        ("kangaroo", "kangaroo[draft_tokens=1]"),
     ],
 )
 def test_modules_serve_other_options_that_make_no_others(trained: str, asked: str) -> None:
     target, method = pair("llama").target, build(asked)
     assert isinstance(method, Trainable)
     method.modules = str(untrained_folder(trained, build(trained), target))
+    check_fit(method, parse_label(asked).name, method.modules, target.info)
     method.prepare(target)
 
 

@@ -14,9 +14,8 @@ import pytest
 import torch
 from naive_eagle import NaiveEagle
 from oracles import Rounds, _agreement
-from refusals import refused
 from runs import MODELS, Pair, check_replayed, pair, prompt_of
-from target_batches import answered, batch_of, learn
+from target_batches import batch_of, learnt
 from torch import Tensor
 from untrained import facts_of, untrained
 
@@ -24,7 +23,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
-from benchctl.decoding.modules.folders import save_modules, trained_options
+from benchctl.decoding.modules.folders import save_modules
 from benchctl.methods.pseudo import Pseudo
 from benchctl.methods.pseudo.rows import PseudoRows, Riders
 from benchctl.methods.pseudo.training import RidingRows
@@ -259,32 +258,9 @@ def test_the_loss_is_the_weighted_sum_over_pseudo_rows(ids: Tensor | None) -> No
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode(False)
 def test_what_was_learnt_is_accepted(kind: Any, tmp_path: Path) -> None:
-    models, method = pair("llama"), Pseudo(kind=kind, tree="1x1x1", share=0.5)
-    torch.manual_seed(0)
-    module = method.build(models.target.info, models.target.lm_head.weight)
-    batch = batch_of(models.naive, answered(models.naive, 12))
-    before, accepted = method.yardsticks(module, batch), list[int]()
-    for count in (0, 60):
-        losses = learn(method.loss, module, batch, count, rate=3e-2 if kind == "prompt" else 1e-2)
-        save_modules(tmp_path / str(count), module, facts_of("pseudo", method, models.target))
-        trained = replace(method, modules=str(tmp_path / str(count)))
-        trained.prepare(models.target)
-        answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
-        accepted.append(sum(step.accepted for got in answers for step in got.steps))
-    after = method.yardsticks(module, batch)
-    assert losses[-1] < 0.9 * losses[0]
-    assert list(after) == [f"row_{number}_top1" for number in (1, 2, 3)]
-    assert after["row_1_top1"].share > before["row_1_top1"].share + 0.05
-    assert accepted[1] > accepted[0]
-
-
-def test_modules_of_another_kind_or_too_few_are_refused(tmp_path: Path) -> None:
-    models = pair("llama")
-    folder = with_modules(Pseudo(), module_of("prompt", "llama", 0), models, tmp_path).modules
-    with refused("trained_with_other_option", "kind=prompt"):
-        trained_options(Pseudo(kind="transfer", modules=folder), "pseudo", folder)
-    with refused("too_few_rows", "rows=4"):
-        trained_options(Pseudo(rows=4, modules=folder), "pseudo", folder)
-    with refused("modules_missing", "benchctl train pseudo"):
-        Pseudo().prepare(models.target)
-    assert "4 layers" in str(Pseudo(kind="transfer", layer=4).unsupported(models.target.info))
+    method = Pseudo(kind=kind, tree="1x1x1", share=0.5)
+    got = learnt(method, "pseudo", pair("llama"), tmp_path, steps=60, rate=3e-2 if kind == "prompt" else 1e-2)
+    assert got.losses[-1] < 0.9 * got.losses[0]
+    assert list(got.after) == [f"row_{number}_top1" for number in (1, 2, 3)]
+    assert got.after["row_1_top1"].share > got.before["row_1_top1"].share + 0.05
+    assert got.accepted[1] > got.accepted[0]

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from naive_eagle import NaiveEagle, Path
 from oracles import Rounds, TreeDrafter, replay_tree
-from refusals import refused
 from runs import MODELS, Pair, check_replayed, pair, prompt_of
-from target_batches import answered, batch_of, learn
+from target_batches import batch_of, learnt
 from torch import Tensor
 from untrained import facts_of, untrained
 
@@ -23,7 +22,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Context
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
-from benchctl.decoding.modules.folders import load_modules, save_modules, trained_options
+from benchctl.decoding.modules.folders import save_modules
 from benchctl.methods.sequential import Sequential
 from benchctl.methods.sequential.heads import Heads, steps
 
@@ -211,33 +210,8 @@ def test_a_fresh_step_hands_on_the_target_s_state(kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode(False)
 def test_what_was_learnt_is_accepted(kind: Any, tmp_path: FilePath) -> None:
-    models, method = pair("llama"), Sequential(kind=kind, heads=3, tree="1x1x1")
-    torch.manual_seed(0)
-    module = method.build(models.target.info, models.target.lm_head.weight)
-    batch = batch_of(models.naive, answered(models.naive, 12))
-    before, accepted = method.yardsticks(module, batch), list[int]()
-    for count in (0, 150):
-        losses = learn(method.loss, module, batch, count)
-        save_modules(tmp_path / str(count), module, facts_of("sequential", method, models.target))
-        trained = replace(method, modules=str(tmp_path / str(count)))
-        trained.prepare(models.target)
-        answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
-        accepted.append(sum(step.accepted for got in answers for step in got.steps))
-    after = method.yardsticks(module, batch)
-    assert losses[-1] < 0.7 * losses[0]
-    assert list(after) == [f"token_{number}_top1" for number in (1, 2, 3)]
-    assert after["token_1_top1"].share > before["token_1_top1"].share + 0.2
-    assert accepted[1] > 1.5 * accepted[0]
-
-
-def test_modules_of_another_kind_or_too_few_are_refused(tmp_path: FilePath) -> None:
-    models = pair("llama")
-    folder = with_modules(Sequential(), module_of("hydra", "llama", 0), models, tmp_path).modules
-    with refused("trained_with_other_option", "kind=hydra"):
-        trained_options(Sequential(kind="redrafter", modules=folder), "sequential", folder)
-    with refused("too_few_heads", "heads=5"):
-        trained_options(Sequential(heads=5, modules=folder), "sequential", folder)
-    with refused("shapes_do_not_fit", folder):
-        load_modules(Sequential(blocks=2, modules=folder), "sequential", models.target, folder)
-    with refused("modules_missing", "benchctl train sequential"):
-        Sequential().prepare(models.target)
+    got = learnt(Sequential(kind=kind, heads=3, tree="1x1x1"), "sequential", pair("llama"), tmp_path)
+    assert got.losses[-1] < 0.7 * got.losses[0]
+    assert list(got.after) == [f"token_{number}_top1" for number in (1, 2, 3)]
+    assert got.after["token_1_top1"].share > got.before["token_1_top1"].share + 0.2
+    assert got.accepted[1] > 1.5 * got.accepted[0]

@@ -303,26 +303,16 @@ def two_documents() -> Batch:
     return Batch(tokens, (documents >= 0).float(), documents, positions)
 
 
+@pytest.mark.parametrize("passing", [None, torch.arange(12)[None] % 3 > 0], ids=["all pass", "some pass"])
 @torch.no_grad()
-def test_documents_in_one_row_do_not_see_each_other() -> None:
-    model = tiny_model("llama", layers=LAYERS, vocab_size=24)
-    adapters = adapters_for(Target(model, None))
-    together = last_state(adapters, BatchMaker(model, torch.device("cpu"))(two_documents()))
-    naive = Naive(in_float64(model.double()))
-    for start, text in ((0, prompt_of(6)), (6, prompt_of(5, 1))):
-        alone = last_state(adapters, batch_of(naive, [text]))
-        torch.testing.assert_close(together[0, start : start + len(text)], alone[0], rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-def test_documents_in_one_row_of_which_some_tokens_pass_do_not_see_each_other() -> None:
+def test_documents_in_one_row_do_not_see_each_other(passing: Tensor | None) -> None:
     model = tiny_model("llama", layers=LAYERS, vocab_size=24)
     adapters, batch = adapters_for(Target(model, None)), BatchMaker(model, torch.device("cpu"))(two_documents())
-    passing = torch.arange(12)[None] % 3 > 0
     together = last_state(adapters, batch, passing)
     naive = Naive(in_float64(model.double()))
     for start, text in ((0, prompt_of(6)), (6, prompt_of(5, 1))):
-        alone = last_state(adapters, batch_of(naive, [text]), passing[:, start : start + len(text)])
+        own = None if passing is None else passing[:, start : start + len(text)]
+        alone = last_state(adapters, batch_of(naive, [text]), own)
         torch.testing.assert_close(together[0, start : start + len(text)], alone[0], rtol=1e-4, atol=1e-4)
 
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 from oracles import ExitRule, Naive, exit_answer
-from refusals import refused
 from runs import FIRST_FAST, LAYERS, NEW_TOKENS, pair, prepared, prompt_of, run
 from target_batches import answered, batch_of, learn
 from torch import Tensor
@@ -147,16 +146,9 @@ def test_drafter_and_predictors_are_trained_one_after_the_other() -> None:
     assert measured["agreement"].share > 0.5
 
 
-def test_modules_serve_the_guide_and_the_exits_that_they_were_trained_for(tmp_path: Path) -> None:
+def test_without_a_choice_the_exits_are_those_of_the_modules(tmp_path: Path) -> None:
     target = pair("llama").target
     folder = untrained_folder("specee[exits=3]", build("specee[exits=3]"), target)
-    with refused("exits_not_trained", "3", "2"):
-        build(f"specee[exits=2,modules={folder}]").prepare(target)
-    with refused("trained_with_other_option", "guide=0"):
-        build(f"specee[guide=1,modules={folder}]").prepare(target)
-    drafter = untrained_folder("specee[predictor=none]", build("specee[predictor=none]"), target)
-    with refused("modules_missing", "predictor"):
-        build(f"specee[modules={drafter}]").prepare(target)
     method = cast(SpecEE, build(f"specee[modules={folder}]"))
     method.prepare(target)
     assert method.exit_layers(target) == (3,)

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 from fixtures_run import make_settings
 from oracles import replay_tree
+from refusals import refused
 from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
 
 from benchctl.decoding.drafting.occurrences import END, Occurrences
@@ -21,7 +22,6 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.methods.suffix import Suffix
 from benchctl.registry import build
@@ -244,29 +244,25 @@ def test_a_file_of_texts_is_drafted_from(texts: Path, run_folder: Path) -> None:
 @pytest.mark.parametrize("lines", [0, 1, 2])
 def test_a_torn_file_of_texts_is_refused_before_weights_are_read(lines: int, texts: Path, run_folder: Path) -> None:
     texts.write_text("".join(texts.read_text().splitlines(keepends=True)[:lines]))
-    with pytest.raises(UserError) as raised:
+    with refused("texts_not_readable"):
         check_label(f"suffix[texts={texts}]", run_folder)
-    assert raised.value.id == "texts_not_readable"
 
 
 @pytest.mark.parametrize("line", ["[5, 6", '{"ids": [5]}', '["5"]', "[true]", "[-1]", "[1000000]", "5", "\xff"])
 def test_a_line_that_is_no_list_of_ids_is_refused(line: str, texts: Path, run_folder: Path) -> None:
     header, first, _ = texts.read_text().splitlines()
     texts.write_bytes(f"{header}\n{first}\n{line}\n".encode("latin-1"))
-    with pytest.raises(UserError) as raised:
+    with refused("texts_not_readable"):
         check_label(f"suffix[texts={texts}]", run_folder)
-    assert raised.value.id == "texts_not_readable"
 
 
 @pytest.mark.usefixtures("no_weights")
 def test_texts_of_another_tokenizer_are_refused_before_weights_are_read(texts: Path, run_folder: Path) -> None:
     write_texts(texts, "0" * 64, [[5, 6, 7]])
-    with pytest.raises(UserError) as raised:
+    with refused("texts_of_other_tokenizer"):
         check_label(f"suffix[texts={texts}]", run_folder)
-    assert raised.value.id == "texts_of_other_tokenizer"
 
 
 def test_a_missing_file_of_texts_is_refused(run_folder: Path) -> None:
-    with pytest.raises(UserError) as raised:
+    with refused("texts_not_readable"):
         check_label("suffix[texts=nowhere.jsonl]", run_folder)
-    assert raised.value.id == "texts_not_readable"

@@ -20,7 +20,6 @@ from forked_runs import TIMEOUT_S, ForkedRun, Request, RunServer
 from refusals import refused
 from tiny import tiny_folder
 
-from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 from benchctl.measuring.check import check
 from benchctl.measuring.plan import Plan
@@ -205,10 +204,10 @@ def test_of_two_runs_that_start_a_file_at_once_one_is_refused(server: RunServer,
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no folder here that not even root can write")
 @pytest.mark.parametrize(("name", "resume"), [("/sys/kernel/out.jsonl", True), ("torn.jsonl", False)])
+@pytest.mark.usefixtures("no_weights")
 def test_a_file_that_cannot_be_written_or_exists_is_refused_before_models_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, resume: bool
+    tmp_path: Path, name: str, resume: bool
 ) -> None:
-    monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
     tiny_folder(tmp_path / "target", layers=2)
     tiny_folder(tmp_path / "draft", layers=1)
     write_prompts(tmp_path / "three.jsonl", [{"prompt": "Hi."}])

@@ -7,14 +7,15 @@ from itertools import product
 from random import Random
 
 import pytest
+from refusals import refused
 
 from benchctl.decoding.loop import Generation
-from benchctl.errors import UserError
 from benchctl.serving.engine import Answer, Chunk, Counts, Question
 from benchctl.serving.ledger import settle
 
 STOP = 9
 PROMPT = (1, 2, 3)
+CHUNKS = (Chunk(1.0, (5,)), Chunk(2.0, (9,)))
 
 
 NOTHING = Counts()
@@ -131,22 +132,22 @@ def test_a_stop_token_that_the_engine_leaves_out_ends_the_answer_all_the_same() 
     assert settled([[5], [6]], drafts=False).stop_reason == "stop"
 
 
-def refused(answer: Answer, drafts: bool = True) -> str:
-    question = Question(PROMPT, 5, (STOP,), lambda: 0.0)
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize(
+    ("answer", "id"),
+    [
+        (Answer((), "stop"), "no_tokens"),
+        (Answer((Chunk(1.0, (50,)),), "stop"), "wrong_token_ids"),
+        (Answer(CHUNKS, "stop", prompt_tokens=4), "other_prompt"),
+        (Answer(CHUNKS, "stop", cached_tokens=2), "prefix_cached"),
+        (Answer(CHUNKS, "stop", new_tokens=3), "tokens_lost"),
+        (Answer(CHUNKS[:1], "length"), "answer_too_short"),
+        (Answer(CHUNKS, "stop", Counts(drafted=2, accepted=0)), "baseline_drafts"),
+    ],
+)
+def test_what_is_no_answer_to_the_question_is_refused(answer: Answer, id: str) -> None:
+    question, drafts = Question(PROMPT, 5, (STOP,), lambda: 0.0), id != "baseline_drafts"
+    with refused(id):
         settle(answer, question, drafts=drafts, limited_by_context=False, vocabulary=50)
-    return error.value.id
-
-
-def test_what_is_no_answer_to_the_question_is_refused() -> None:
-    chunks = (Chunk(1.0, (5,)), Chunk(2.0, (9,)))
-    assert refused(Answer((), "stop")) == "no_tokens"
-    assert refused(Answer((Chunk(1.0, (50,)),), "stop")) == "wrong_token_ids"
-    assert refused(Answer(chunks, "stop", prompt_tokens=4)) == "other_prompt"
-    assert refused(Answer(chunks, "stop", cached_tokens=2)) == "prefix_cached"
-    assert refused(Answer(chunks, "stop", new_tokens=3)) == "tokens_lost"
-    assert refused(Answer(chunks[:1], "length")) == "answer_too_short"
-    assert refused(Answer(chunks, "stop", Counts(drafted=2, accepted=0)), drafts=False) == "baseline_drafts"
 
 
 def test_any_steps_of_any_engine_give_what_our_loop_counts() -> None:

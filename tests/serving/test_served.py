@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 import pytest
 from documents import DOCS, blocks
 from fake_engine import PROBE, SLOW_S, VERSION, FakeEngine, counting, program, running, speculating, wait_for
+from refusals import error_of, refused
 from tiny import tiny_folder
 
 from benchctl.decoding.loop import Generation
 from benchctl.engines.openai import OpenAI
-from benchctl.errors import UserError
 from benchctl.measuring.clock import Clock
 from benchctl.registry import build_engine, parse_label
 from benchctl.serving.client import KEY, Client
@@ -48,12 +47,6 @@ def asked_of(dialect: str, *misbehaves: str, limit_s: float = 5.0) -> Generation
         engine = OpenAI(server.url, limit_s=limit_s)
         engine.start(deployment())
         return ask(engine)
-
-
-def error_of(action: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as error:
-        action()
-    return error.value.id
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -250,9 +243,8 @@ def test_a_draft_model_and_a_target_have_the_same_kind_of_file(tmp_path: Path) -
 
 
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words_and_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error:
+    with refused("engine_died", "no such model"):
         started(tmp_path, "llama_cpp", "crashing").start(deployment())
-    assert error.value.id == "engine_died" and "no such model" in error.value.message
     slow = started(tmp_path, "llama_cpp", "never_ready", "parent", limit_s=1.5)
     assert error_of(lambda: slow.start(deployment())) == "engine_start_too_slow"
     assert error_of(lambda: started(tmp_path, "vllm", "no_ids").start(deployment())) == "no_token_ids"
@@ -265,9 +257,8 @@ def test_a_server_that_dies_takes_its_children_with_it(tmp_path: Path) -> None:
     assert len(running(tmp_path)) == 2
     assert error_of(lambda: ask(engine)) in ("answer_cut", "engine_gone", "engine_died")
     assert wait_for(lambda: running(tmp_path) == [])
-    with pytest.raises(UserError) as error:
+    with refused("engine_died", "code 7"):
         ask(engine)
-    assert error.value.id == "engine_died" and "code 7" in error.value.message
     engine.stop()
 
 

@@ -26,7 +26,7 @@ from benchctl.cli import main
 from benchctl.records.schema import Row
 from benchctl.records.writer import Writer, read
 from benchctl.sweeps import on, work
-from benchctl.sweeps.folder import read_commands, status, write_commands
+from benchctl.sweeps.folder import finished_of, read_commands, status, write_commands
 from benchctl.sweeps.spec import Unit, read_spec, units
 from benchctl.sweeps.work import Place, Settings, exclusive, places
 
@@ -93,21 +93,6 @@ def test_a_wrong_description_is_refused_before_anything_is_written(
     assert (result.exit_code, raised[-1], (tmp_path / "jobs").exists()) == (2, id, False)
 
 
-@pytest.fixture
-def raised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ids of errors, as they come up."""
-    from benchctl.errors import UserError
-
-    ids, real = list[str](), UserError.__init__
-
-    def noted(self: UserError, id: str, message: str) -> None:
-        ids.append(id)
-        real(self, id, message)
-
-    monkeypatch.setattr(UserError, "__init__", noted)
-    return ids
-
-
 @pytest.mark.slow
 def test_from_a_description_to_one_table_and_a_second_run_has_nothing_to_do(here: Path) -> None:
     assert sweep("plan", str(spec_of(here)), "--out", "jobs").exit_code == 0
@@ -163,6 +148,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from benchctl.cli import main
 main()
 """
+
+
+def test_a_worker_that_waited_starts_no_run_after_an_interrupt(here: Path) -> None:
+    (unit,) = units(read_spec(spec_of(here, families={"f": ["prompt_lookup"]})), here)
+    work.STOPPING.set()
+    try:
+        assert work.run_unit(unit, Settings(here, here)) < 0
+    finally:
+        work.STOPPING.clear()
+    assert not unit.out.exists() and not finished_of(here, unit).exists()
 
 
 @pytest.mark.slow

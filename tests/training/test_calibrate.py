@@ -150,7 +150,9 @@ def _losses(folder: Path, label: str) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", ["early_exit[exits=1+2,confidence=state_cosine]", "deed[modules={folder}/deed]"])
+@pytest.mark.parametrize(
+    "label", ["early_exit[exits=1+2,confidence=state_cosine]", "deed[exits=1,modules={folder}/deed]"]
+)
 def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path: Path) -> None:
     """Recounted at the threshold chosen and at the one where testing stopped; those between are the grid's."""
     label = label.format(folder=made)
@@ -170,7 +172,7 @@ def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path
 @pytest.mark.slow
 def test_it_says_for_what_it_was_found_and_where_nothing_lies(made: Path, tmp_path: Path) -> None:
     _, found = _calibrated(made, tmp_path / "out", f"deed[modules={made}/deed]", "0.9,0.4")
-    assert found["method"] == "deed[modules=deed]"
+    assert found["method"] == "deed[exits=1,modules=deed]"
     assert found["target"]["weights_sha256"] == Target.load(made / "target").weights_sha256
     assert len(found["modules_sha256"]) == 64
     assert found["promised"] == {"delta": 0.9, "epsilon": 0.4}

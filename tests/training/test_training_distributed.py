@@ -89,7 +89,6 @@ def test_resumed_processes_draw_numbers_of_their_own(tmp_path: Path) -> None:
     assert drawn[1] == drawn[2] and len(set(drawn)) == 3
 
 
-@pytest.mark.slow
 def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other process sends its gradients end to end, then which of the three are there."""
     both, there, nowhere = (nn.Parameter(torch.zeros(1, 2)) for _ in range(3))
@@ -102,7 +101,6 @@ def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pyt
     assert nowhere.grad is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "device", "message"),
     [

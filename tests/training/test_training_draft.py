@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from refusals import error_of
 from tiny import VARIANTS, tiny_folder, tiny_model
 from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Tally
-from benchctl.errors import UserError
 from benchctl.methods.autoregressive import Autoregressive
 from benchctl.methods.two_model import TwoModel
 from benchctl.training.data.chats import ChatFormat
@@ -151,11 +151,9 @@ def test_a_draft_model_trained_with_exits_says_so_and_leaves_by_them(trained: Pa
     assert got.token_ids == plain.token_ids and any(step.drafted for step in got.steps)
     held_out = json.loads((tmp_path / "sorted" / "training.json").read_text())["outcome"]["held_out"]
     assert {"agreement", "exit_1_agreement"} <= held_out["instruct"].keys()
-    with pytest.raises(UserError) as caught:
-        other = TwoModel(draft_exits="1")
-        other.use_draft_model(Target.load(trained / "draft"))
-        other.prepare(target)
-    assert caught.value.id == "exits_not_trained"
+    other = TwoModel(draft_exits="1")
+    other.use_draft_model(Target.load(trained / "draft"))
+    assert error_of(lambda: other.prepare(target)) == "exits_not_trained"
 
 
 @pytest.mark.parametrize(

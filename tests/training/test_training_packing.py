@@ -253,7 +253,9 @@ def test_the_next_pass_has_the_same_documents_in_another_order(chat: ChatFormat)
 def test_too_long_a_prompt_is_left_out_and_too_long_an_answer_is_cut(chat: ChatFormat, tokenizer: Tokenizer) -> None:
     long = " ".join(["the dog"] * 60)
     records = [Record.chat("unit", "Hi", long), Record.chat("unit", long, "Hi")]
-    batch = mixed(chat, records, row_tokens=32).rows(0, 1)
+    rows = mixed(chat, records, row_tokens=32)
+    batch = rows.rows(0, 1)
+    assert rows.rows_per_pass() == 1  # which the answer fills
     assert batch.weights[0, -1] == 1
     assert token_id(tokenizer, END) in batch.tokens[0, :10].tolist()
 
@@ -269,12 +271,6 @@ def test_target_batches_weigh_answers_alone_and_teach_to_stop(chat: ChatFormat, 
     assert sum(int((part.tokens == token_id(tokenizer, BOS)).sum()) for part in data.held_out["instruct"]) == 3
 
 
-@pytest.mark.parametrize(
-    ("row_tokens", "prompt_weight", "complaint"),
-    [(4, 0.0, "every prompt is longer than a row of 4 tokens"), (64, 30.0, "give one from 0 to 1")],
-)
-def test_impossible_batches_are_refused(
-    chat: ChatFormat, row_tokens: int, prompt_weight: float, complaint: str
-) -> None:
-    with pytest.raises(UserError, match=complaint):
-        data_of(chat.tokenize(CHATS), {}, chat, Stage(1.0, row_tokens, 1), 0, prompt_weight)
+def test_rows_too_short_for_every_prompt_are_refused(chat: ChatFormat) -> None:
+    with pytest.raises(UserError, match="every prompt is longer than a row of 4 tokens"):
+        data_of(chat.tokenize(CHATS), {}, chat, Stage(1.0, 4, 1), 0, 0.0)

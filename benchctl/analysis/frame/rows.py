@@ -209,25 +209,23 @@ def line_of(number: int, row: Row, run: Run, suite: SuiteInfo, batch_decode_s: f
         line = line._replace(steps_id=hash((row.token_ids, sums.steps, sums.drafted, sums.accepted)))
     if (totals := row.totals) is None:
         return line
+    line = line._replace(
+        new_tokens=totals.new_tokens,
+        steps=totals.steps,
+        passes=totals.steps,
+        loops=line.loops if row.token_ids else None,
+    )
     if row.ttft_s is not None:  # a chunk of an engine may hold several tokens; imported files do not show chunks
         first = row.arrived_tokens[0] if row.arrived_tokens else 1
         return line._replace(
-            new_tokens=totals.new_tokens,
-            steps=totals.steps,
-            passes=totals.steps,
             committed_tokens=None if totals.new_tokens is None else totals.new_tokens - first,
             drafted_tokens=totals.drafted,
             accepted_tokens=totals.accepted,
-            loops=line.loops if row.token_ids else None,
         )
     # The sums of a published file: there the first step includes the token that prefill yields here.
     is_counted = totals.new_tokens is not None and totals.steps is not None
     return line._replace(
-        new_tokens=totals.new_tokens,
-        steps=totals.steps,
-        passes=totals.steps,
         committed_tokens=totals.new_tokens,
         accepted_tokens=(totals.new_tokens or 0) - (totals.steps or 0) if is_counted else None,
-        loops=None,
         whole_s=totals.wall_s,
     )

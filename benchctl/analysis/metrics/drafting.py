@@ -16,17 +16,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from benchctl.analysis.frame.rows import COUNTER, POSITION
-from benchctl.analysis.metrics.metric import (
-    Better,
-    Column,
-    Metric,
-    Unit,
-    column,
-    ones,
-    where_all_known,
-    where_known,
-    zeros,
-)
+from benchctl.analysis.metrics.metric import Better, Column, Metric, Unit, column, ones, where_known, zeros
 
 
 def _drafting(name: str, unit: Unit, top: str, bottom: str, cell: str = "{:.3f}", better: Better = "higher") -> Metric:
@@ -38,7 +28,8 @@ def _drafting(name: str, unit: Unit, top: str, bottom: str, cell: str = "{:.3f}"
 def _per_step(name: str, top: str) -> Metric:
     """Only where the steps of all answers are known. llama.cpp's are known where it drafted nothing, so the mean over
     known ones would be 1 however well it drafts."""
-    above, below = where_all_known("passes", column(top)), where_all_known("passes")
+    above = where_known("passes", column(top), only_if_all=True)
+    below = where_known("passes", only_if_all=True)
     return replace(_drafting(name, "tokens", top, "passes", "{:.2f}"), top=above, bottom=below)
 
 

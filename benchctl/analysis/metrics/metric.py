@@ -83,24 +83,14 @@ def column(name: str, missing: float | None = None) -> Column:
 
 
 @cache
-def where_known(name: str, amount: Column | None = None) -> Column:
-    """`amount`, by default the column itself, for pairs that have a value in column `name`; 0 for the others."""
-
-    def values(pairs: pd.DataFrame) -> pd.Series:
-        known = column(name, nan)(pairs)
-        return (known if amount is None else amount(pairs)).where(known.notna(), 0.0)
-
-    return values
-
-
-@cache
-def where_all_known(name: str, amount: Column | None = None) -> Column:
-    """`amount`, by default the column itself, where every pair has a value in column `name`; otherwise 0 for all."""
+def where_known(name: str, amount: Column | None = None, *, only_if_all: bool = False) -> Column:
+    """`amount`, by default the column itself, for pairs that have a value in column `name`; 0 for the others, and with
+    `only_if_all` for every pair if there are others."""
 
     def values(pairs: pd.DataFrame) -> pd.Series:
         known = column(name, nan)(pairs)
         found = known if amount is None else amount(pairs)
-        return zeros(pairs) if known.isna().any() else found
+        return zeros(pairs) if only_if_all and known.isna().any() else found.where(known.notna(), 0.0)
 
     return values
 

@@ -19,7 +19,7 @@ from benchctl.analysis.plots.axes import dress, new_panels, reaches
 from benchctl.analysis.plots.catalogue import Drawing, Plot, Request
 from benchctl.analysis.plots.style import Style, line_inches, shown_labels, wrapped
 from benchctl.analysis.stats.estimates import Estimate
-from benchctl.analysis.tables.acceptance import Acceptance, acceptances_on, position_name
+from benchctl.analysis.tables.acceptance import Acceptance, acceptances, position_name
 from benchctl.errors import UserError
 
 _MOST_NUMBERS = 8  # of positions, along an axis
@@ -76,7 +76,7 @@ def drafting(groups: Sequence[Group], methods: Sequence[str] = ()) -> tuple[str,
 def accepted(number: int, group: Group, labels: Sequence[str]) -> tuple[Acceptance, ...]:
     """Those of `labels` that drafted in a group, which is the `number`-th, over all its suites."""
     wanted = tuple(method for method in group.pooled.methods if method.label in labels)
-    return tuple(acceptances_on(number, group, replace(group.pooled, methods=wanted)))
+    return tuple(acceptances(number, group, [replace(group.pooled, methods=wanted)]))
 
 
 def _key(style: Style) -> Iterator[Artist]:
@@ -87,7 +87,7 @@ def _key(style: Style) -> Iterator[Artist]:
 
 def _title(label: str, names: Mapping[str, str], style: Style) -> str:
     columns = _COLUMNS[style.size]
-    return wrapped([names[label]], style, style.small, style.width * 0.85 / columns)
+    return wrapped([names[label]], style.small, style.width * 0.85 / columns)
 
 
 def _height(methods: Sequence[Acceptance], names: Mapping[str, str], style: Style) -> float:

@@ -140,13 +140,13 @@ def _heads(groups: Sequence[Group], titles: Sequence[str], style: Style, inches:
     for number, (group, title) in enumerate(zip(groups, titles, strict=True)):
         details = "" if shared and number else f"{settings(group)}; "
         yield _Head(
-            wrapped([title], style, style.title, inches / _BOLD),
-            wrapped([details + prompts_line(group)], style, style.small, inches),
+            wrapped([title], style.title, inches / _BOLD),
+            wrapped([details + prompts_line(group)], style.small, inches),
         )
 
 
 def dress(axes: Axes, style: Style) -> None:
-    """Set colours and sizes of frame, grid, ticks, title, axis names and legend. Call it last."""
+    """Set colours and sizes of frame, grid, ticks and axis names."""
     axes.set_facecolor(style.ground)
     axes.grid(color=style.grid, linewidth=style.line / 2, zorder=0)
     axes.set_axisbelow(True)
@@ -155,12 +155,6 @@ def dress(axes: Axes, style: Style) -> None:
     axes.tick_params(which="both", colors=style.muted, labelcolor=style.ink, labelsize=style.small)
     for name in (axes.xaxis.label, axes.yaxis.label):
         name.set(color=style.ink, fontsize=style.text)
-    for side in ("left", "center", "right"):
-        axes.set_title(axes.get_title(side), loc=side, color=style.ink, fontsize=style.title)
-    if legend := axes.get_legend():
-        legend.set_frame_on(False)
-        for text in legend.get_texts():
-            text.set(color=style.ink, fontsize=style.small)
 
 
 def reaches(estimates: Sequence[Estimate], missing: float = 0.0) -> tuple[list[float], list[float]]:
@@ -177,7 +171,7 @@ def reaches(estimates: Sequence[Estimate], missing: float = 0.0) -> tuple[list[f
 def legend_columns(key: Sequence[Artist], style: Style) -> int:
     """How many columns of a legend fit side by side: all where they fit into one row, else of equal width, so that rows
     are about equally long."""
-    widths = [text_inches(str(entry.get_label()), style.small)[0] + _HANDLE * style.small / 72 for entry in key]
+    widths = [text_inches(str(entry.get_label()), style.small) + _HANDLE * style.small / 72 for entry in key]
     if sum(widths) <= style.width:
         return len(key)
     columns = max(1, min(len(key), int(style.width / max(widths))))

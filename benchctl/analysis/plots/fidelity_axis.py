@@ -52,7 +52,7 @@ class FidelityAxis:
             raise UserError(
                 "prompts_differ",
                 f"{_file(group)}: only {method.checked_prompts} of {method.prompts} prompts have an exact answer, so "
-                "speed and exact match would rest on different prompts. Plot a run of --bench tasks alone.",
+                "speed and exact match would rest on different prompts. Plot a run of --bench tasks or gsm8k alone.",
             )
         if estimate.value is None:
             raise UserError("no_fidelity", f"{_file(group)}: {method.label} has {self._lack()}")
@@ -77,7 +77,7 @@ class FidelityAxis:
             return f"no answers that {self.judge.name} judged. Judge them: benchctl judge."
         if self.metric in AGAINST_BASELINE:
             return "no answers to compare token by token (were they sampled?). Plot a run with --temperature 0."
-        return "no answers that can be checked. Plot a run with --bench tasks."
+        return "no answers that can be checked. Plot a run with --bench tasks or gsm8k."
 
 
 def default_axis(groups: Sequence[Group]) -> FidelityAxis:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import SubFigure
@@ -45,27 +44,13 @@ def latencies(group: Group, metric: Metric, labels: Sequence[str]) -> tuple[Late
 
     Imported files may have none.
     """
-    methods = {method.label for method in group.pooled.methods}
-    measured = (
-        Latency(label, times(group, label)[metric.name].dropna().to_numpy()) for label in labels if label in methods
-    )
-    return tuple(latency for latency in measured if len(latency.seconds))
-
-
-def times(group: Group, label: str) -> pd.DataFrame:
-    """The suite, TPOT and TTFT (columns of these metrics' names) of each generation that a method's figures rest on.
-
-    NaN where a generation has no further token or no times.
-    """
-    pairs = group.pairs(label)
-    committed = pairs["committed_tokens"].astype(float)
-    return pd.DataFrame(
-        {
-            "suite": pairs["suite"],
-            TPOT.name: pairs["decode_s"].astype(float) / committed.where(committed > 0),
-            TTFT.name: pairs["ttft_s"].astype(float),
-        }
-    )
+    methods, found = {method.label for method in group.pooled.methods}, []
+    for label in labels:
+        if label in methods:
+            pairs = group.pairs(label)
+            seconds = metric.top(pairs) / metric.bottom(pairs).where(lambda amount: amount > 0)
+            found.append(Latency(label, seconds.dropna().to_numpy(float)))
+    return tuple(latency for latency in found if len(latency.seconds))
 
 
 _MOST: Final = {"screen": 16, "column": 6}  # methods
@@ -123,7 +108,7 @@ def _panels(group: Group, labels: Sequence[str], style: Style) -> Iterator[_Pane
     names = shown_labels(labels, [group])
     for metric, title in _TITLES:
         if found := latencies(group, metric, labels):
-            lines = [wrapped([names[each.label]], style, style.small, style.width * _LABEL_SHARE) for each in found]
+            lines = [wrapped([names[each.label]], style.small, style.width * _LABEL_SHARE) for each in found]
             yield _Panel(title, found, tuple(lines))
 
 

@@ -247,12 +247,8 @@ class _Place:
         return (self.y, self.y) if self.dot.banded else self.dot.y_ends
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """Of the axes, the same in all panels."""
-
-    x: tuple[float, float]
-    y: tuple[float, float]
+_Limits = tuple[tuple[float, float], tuple[float, float]]
+"""Of the axes x and y, the same in all panels."""
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
@@ -284,7 +280,7 @@ def draw_panels(panels: Sequence[Panel], axis: FidelityAxis, style: Style) -> tu
         _draw_curves(panel, items, grid[-1], style)
         drawn.append(places)
         x_name = f"speed-up over {panel.group.run.baseline} (95% intervals)"
-        grid[-1].set_xlabel(wrapped([x_name], style, style.text, width - (0.7 if len(panels) == 1 else 1.1)))
+        grid[-1].set_xlabel(wrapped([x_name], style.text, width - (0.7 if len(panels) == 1 else 1.1)))
     settle(figure)
     for places, panel in zip(drawn, panels, strict=True):
         _write_names(places, panel.curves, items, style)
@@ -295,7 +291,7 @@ def _limits(panels: Sequence[Panel]) -> _Limits:
     """As far as the data and their bars go, with a margin."""
     dots = [dot for panel in panels for dot in panel.dots]
     ys = [end for dot in dots for end in dot.y_ends if not dot.banded]
-    return _Limits(_around([1.0, *(end for dot in dots for end in dot.x_ends)], 0.2), _around(ys or [1.0], 0.1))
+    return _around([1.0, *(end for dot in dots for end in dot.x_ends)], 0.2), _around(ys or [1.0], 0.1)
 
 
 def _around(values: Sequence[float], least: float) -> tuple[float, float]:
@@ -319,14 +315,14 @@ def _draw_panel(
 ) -> list[_Place]:
     """Everything but curves and names, and where each dot stands. `grid` has the axes of the band and those below it,
     or the same twice."""
-    upper, lower = grid
-    lower.set_xlim(*limits.x)
+    (upper, lower), (x_limits, y_limits) = grid, limits
+    lower.set_xlim(*x_limits)
     places = [_Place(dot, lower, dot.y) for dot in panel.free]
     if panel.free:
-        lower.set_ylim(*limits.y)
-        ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(*limits.y)
-        most = limits.y[1] if axis.judge else min(limits.y[1], 1.0)  # no share is above 1
-        lower.set_yticks([tick for tick in ticks if limits.y[0] <= tick <= most + 1e-9])
+        lower.set_ylim(*y_limits)
+        ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(*y_limits)
+        most = y_limits[1] if axis.judge else min(y_limits[1], 1.0)  # no share is above 1
+        lower.set_yticks([tick for tick in ticks if y_limits[0] <= tick <= most + 1e-9])
         lower.set_ylabel(axis.title(panel.group))
     if panel.band:
         upper.set_ylim(-0.8, len(panel.band) - 0.2)
@@ -475,7 +471,7 @@ def _items_key(items: Sequence[Item], style: Style) -> list[Line2D]:
     return [
         _entry(
             style.colour_of(item.labels[0]), _MARKERS[item.look], item.dashes if len(item.labels) > 1 else "",
-            wrapped([f"{item.name}: {item.details}"], style, style.small, style.width - 5 * style.small / 72), style,
+            wrapped([f"{item.name}: {item.details}"], style.small, style.width - 5 * style.small / 72), style,
         )
         for item in items
     ]  # fmt: skip

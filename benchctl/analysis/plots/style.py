@@ -85,15 +85,15 @@ _MEASURING_DPI: Final = 288
 
 
 @cache
-def text_inches(text: str, points: float) -> tuple[float, float]:
-    """Width and height of a text of one or more lines, before it is drawn."""
+def text_inches(text: str, points: float) -> float:
+    """Width of a text of one or more lines, before it is drawn."""
     font = get_font(findfont(FontProperties()))
     font.set_size(points, _MEASURING_DPI)
     widths = []
     for line in text.split("\n"):
         font.set_text(line)
         widths.append(font.get_width_height()[0] / 64)
-    return max(widths) / _MEASURING_DPI, len(widths) * points * LINE_SPACING / 72
+    return max(widths) / _MEASURING_DPI
 
 
 def line_inches(style: Style, points: float = 0) -> float:
@@ -107,17 +107,16 @@ def in_lines(text: str, points: float, inches: float) -> list[str]:
     lines = [first]
     for word in words:
         longer = f"{lines[-1]} {word}"
-        if text_inches(longer, points)[0] <= inches:
+        if text_inches(longer, points) <= inches:
             lines[-1] = longer
         elif word:
             lines.append(word)
     return [line.rstrip() for line in lines]
 
 
-def wrapped(lines: Sequence[str], style: Style, points: float, inches: float | None = None) -> str:
-    """Each of the lines in a font of `points`, broken where it is wider than `inches` (default: the picture)."""
-    width = inches or style.width - style.small / 72
-    return "\n".join(piece for line in lines for piece in in_lines(line, points, width))
+def wrapped(lines: Sequence[str], points: float, inches: float) -> str:
+    """Each of the lines in a font of `points`, broken where it is wider than `inches`."""
+    return "\n".join(piece for line in lines for piece in in_lines(line, points, inches))
 
 
 def is_number(value: Scalar) -> bool:

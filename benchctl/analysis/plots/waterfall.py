@@ -74,22 +74,17 @@ class Waterfall:
         return tuple(bar for bar in self.bars if bar.whole or abs(bar.change_s) >= _SMALL * self.bars[0].end_s)
 
 
-@dataclass(frozen=True)
-class Waterfalls:
-    """A group's profiled methods, and why others are left out."""
+def waterfalls(group: Group, labels: Sequence[str]) -> tuple[tuple[Waterfall, ...], tuple[str, ...]]:
+    """Of those of `labels` that were profiled, the fastest method first; and notes why others are left out.
 
-    profiled: tuple[Waterfall, ...]
-    notes: tuple[str, ...]
-
-
-def waterfalls(group: Group, labels: Sequence[str]) -> Waterfalls:
-    """Of those of `labels` that were profiled, the fastest method first. Raises UserError as `predict` does."""
+    Raises UserError as `predict` does.
+    """
     suites = {figures.suite for figures in group.suites}
     files = [replace(file, rows=[row for row in file.rows if row.suite in suites]) for file in group.files]
     accounts = {account.label: account for account in predict(files)}
     asked = [accounts[label] for label in labels if label in accounts]
     profiled = [_waterfall(account, group.run.baseline) for account in asked if isinstance(account, Prediction)]
-    return Waterfalls(
+    return (
         tuple(sorted(profiled, key=lambda waterfall: -waterfall.speedup.value)),
         tuple(f"{each.label} is left out: {each.reason}." for each in asked if isinstance(each, Unpredicted)),
     )
@@ -122,8 +117,8 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     style = request.style
     baselines = {group.run.baseline for group in groups}
     labels = [label for label in chosen(groups, request.methods) if label not in baselines]
-    by_group = [(group, waterfalls(group, labels)) for group in groups]
-    profiled = [waterfall.label for _, each in by_group for waterfall in each.profiled]
+    by_group = [(group, *waterfalls(group, labels)) for group in groups]
+    profiled = [waterfall.label for _, methods, _ in by_group for waterfall in methods]
     if not profiled:
         raise UserError(
             "not_profiled",
@@ -132,13 +127,13 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
         )
     check_count(profiled, _MOST[style.size], "methods that were profiled")
     names = shown_labels(profiled, groups)
-    shown = [(group, each.profiled) for group, each in by_group if each.profiled]
+    shown = [(group, methods) for group, methods, _ in by_group if methods]
     titles = ["Where each method gains and loses time per token"] * len(shown)
     heights = [_height(methods, names, style) for _, methods in shown]
     figure, parts = new_panels([group for group, _ in shown], titles, style, heights)
     for part, (_, methods) in zip(parts, shown, strict=True):
         _draw(part, methods, names, style)
-    return Drawing(figure, [note for _, each in by_group for note in each.notes])
+    return Drawing(figure, [note for _, _, notes in by_group for note in notes])
 
 
 PLOT = Plot(draw, options=("suites", "by_suite", "methods"))
@@ -148,7 +143,7 @@ def _title(waterfall: Waterfall, names: Mapping[str, str], style: Style) -> str:
     speedup, interval = waterfall.speedup.value, waterfall.speedup.interval
     spread = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
     inches = style.width * 0.75 / _COLUMNS[style.size]
-    return wrapped([names[waterfall.label], f"{speedup:.2f}x{spread}"], style, style.small, inches)
+    return wrapped([names[waterfall.label], f"{speedup:.2f}x{spread}"], style.small, inches)
 
 
 def _rows(methods: Sequence[Waterfall]) -> list[str]:

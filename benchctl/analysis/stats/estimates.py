@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isnan
 
 import numpy as np
@@ -82,15 +83,13 @@ def _sums(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Floats, ...]:
 
     Metrics share columns, and each column is computed once: this is most of the time of a comparison with many methods.
     """
+
+    @cache
+    def values(column: Column) -> Floats:
+        return column(pairs).to_numpy(dtype=float)
+
     sides = zip(*((metric.top, metric.bottom, *(metric.less or (zeros, ones))) for metric in metrics), strict=True)
-    computed: dict[Column, Floats] = {}
-    return tuple(np.stack([_values(column, pairs, computed) for column in side]).T for side in sides)
-
-
-def _values(column: Column, pairs: pd.DataFrame, computed: dict[Column, Floats]) -> Floats:
-    if column not in computed:
-        computed[column] = column(pairs).to_numpy(dtype=float)
-    return computed[column]
+    return tuple(np.stack([values(column) for column in side]).T for side in sides)
 
 
 def _integers(codes: pd.Series) -> Ints:

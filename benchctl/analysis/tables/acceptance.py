@@ -60,33 +60,28 @@ class Acceptance:
                 yield name, position, estimate
 
 
-def acceptances(number: int, group: Group) -> Iterator[Acceptance]:
-    """Of every method of a group that drafts, by suite; `number` is the group's."""
-    for suite in group.suites:
-        yield from acceptances_on(number, group, suite)
-
-
-def acceptances_on(number: int, group: Group, suite: SuiteFigures) -> Iterator[Acceptance]:
-    """The same on one of its suites."""
-    is_pooled = suite.suite == POOLED
-    frame = group.frame if is_pooled else group.frame[group.frame["suite"] == suite.suite]
-    metrics = by_position(frame)
-    for method in suite.methods:
-        if method.estimate(ACCEPTANCE_RATE).value is None:
-            continue
-        pairs = group.pairs(method.label) if is_pooled else pair(frame, method.label, group.run.baseline)
-        shares = estimates(pairs, tuple(chain(*metrics)))
-        deepest = len(metrics.conditional)
-        tried = max((at for at, each in enumerate(shares[:deepest], 1) if each.value is not None), default=0)
-        yield Acceptance(
-            group=number,
-            suite=group.title(suite),
-            label=method.label,
-            named=tuple(method.estimate(metric) for metric in _NAMED),
-            conditional=shares[:tried],
-            unconditional=shares[deepest : deepest + tried],
-            histogram=shares[2 * deepest : 2 * deepest + tried + 1],
-        )
+def acceptances(number: int, group: Group, suites: Sequence[SuiteFigures]) -> Iterator[Acceptance]:
+    """Of every method that drafts, on each of these suites of a group; `number` is the group's."""
+    for suite in suites:
+        is_pooled = suite.suite == POOLED
+        frame = group.frame if is_pooled else group.frame[group.frame["suite"] == suite.suite]
+        metrics = by_position(frame)
+        for method in suite.methods:
+            if method.estimate(ACCEPTANCE_RATE).value is None:
+                continue
+            pairs = group.pairs(method.label) if is_pooled else pair(frame, method.label, group.run.baseline)
+            shares = estimates(pairs, tuple(chain(*metrics)))
+            deepest = len(metrics.conditional)
+            tried = max((at for at, each in enumerate(shares[:deepest], 1) if each.value is not None), default=0)
+            yield Acceptance(
+                group=number,
+                suite=group.title(suite),
+                label=method.label,
+                named=tuple(method.estimate(metric) for metric in _NAMED),
+                conditional=shares[:tried],
+                unconditional=shares[deepest : deepest + tried],
+                histogram=shares[2 * deepest : 2 * deepest + tried + 1],
+            )
 
 
 def _percent(share: Estimate) -> str:

@@ -66,7 +66,7 @@ def brief(group: Group) -> Block:
     """What answers the question: how fast, how faithful. Fidelity is target agreement where all methods have it."""
     compared = [method for method in group.pooled.methods if method.estimate(TOKEN_AGREEMENT).value is not None]
     teacher_forced = all(method.estimate(TARGET_AGREEMENT).value is not None for method in compared)
-    fidelity = replace(TARGET_AGREEMENT, title="target agreement") if teacher_forced else TOKEN_AGREEMENT
+    fidelity = TARGET_AGREEMENT if teacher_forced else TOKEN_AGREEMENT
     columns = (*map(metric_column, (SPEEDUP, TOKENS_PER_S, fidelity)), _COUNTS["lossless"])
     return Block("", tuple(each for each in columns if any(each.cell(of) != NONE for of in group.pooled.methods)))
 

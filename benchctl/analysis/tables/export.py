@@ -50,7 +50,8 @@ def to_json(groups: Sequence[Group]) -> str:
     document: Document = {"groups": [_group(group) for group in groups]}
     if pooled := pooled_speedups(groups):
         document["machines"] = [
-            {"label": each.label, "speedups": list(each.each), "value": each.value, **asdict(each.interval)}
+            {name: getattr(each, name) for name in ("of", "label", "value")}
+            | {"speedups": list(each.each), **asdict(each.interval)}
             for each in pooled
         ]
     return json.dumps(document, indent=2, allow_nan=False)

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Final, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -140,18 +141,7 @@ def _table(grid: Grid, columns: Sequence[int], room: int) -> Table:
         if len(grid.sections) > 1:
             table.add_row(Text(name, style="italic"))
         for row in rows:
-            table.add_row(Text(_filled(row[0], room)), *(Text(row[at]) for at in columns))
+            label = "\n".join(wrap(row[0], room, subsequent_indent=" ", break_on_hyphens=False))
+            table.add_row(Text(label), *(Text(row[at]) for at in columns))
         table.add_section()
     return table
-
-
-def _filled(name: str, room: int) -> str:
-    """A method's name and its options, as many on each line as `room` characters hold; only what is longer is cut."""
-    lines: list[str] = []
-    pieces = (word[at : at + room - 1] for word in name.split(" ") for at in range(0, len(word), room - 1))
-    for word in pieces:
-        if lines and len(lines[-1]) + 1 + len(word) <= room:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(f" {word}" if lines else word)
-    return "\n".join(lines)

@@ -3,11 +3,10 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from textwrap import shorten
 from typing import Literal
 
-from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures, compare
+from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures
 from benchctl.analysis.machines import pooled_speedups
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import label_lines, short_labels, table_labels
@@ -30,7 +29,6 @@ from benchctl.analysis.warnings import Warning, warnings
 from benchctl.analysis.winner import summarise
 from benchctl.errors import UserError
 from benchctl.records.schema import Run
-from benchctl.records.writer import read
 
 Format = Literal["table", "md", "csv", "json", "tex"]
 WIDTH, _UNLIMITED = 80, 10_000
@@ -60,14 +58,6 @@ class View:
     width: int = WIDTH
 
 
-def summary(paths: Sequence[Path | str], format: Format = "table", view: View = View()) -> str:
-    """The figures of results files as text, see `render`.
-
-    Raises UserError for files that cannot be read or hold no generations.
-    """
-    return render(compare([read(path) for path in paths], ()), format, view)
-
-
 def render(groups: Sequence[Group], format: Format = "table", view: View = View()) -> str:
     """A comparison as text, without a newline at its end. CSV and JSON are the same in every view.
 
@@ -85,7 +75,7 @@ def render(groups: Sequence[Group], format: Format = "table", view: View = View(
 
 def render_acceptance(groups: Sequence[Group], format: Format = "table", view: View = View()) -> str:
     """The acceptance of every method that drafts, as `render`. Raises UserError where no method drafted anything."""
-    drafting = [each for number, group in enumerate(groups, 1) for each in acceptances(number, group)]
+    drafting = [each for number, group in enumerate(groups, 1) for each in acceptances(number, group, group.suites)]
     if not drafting:
         raise UserError("no_drafts", "no method drafted a token. Measure one that does: benchctl list methods.")
     if format in ("csv", "json"):
@@ -191,16 +181,18 @@ def _machines(groups: Sequence[Group], view: View) -> Iterator[Paragraph | Grid]
     if not (pooled := pooled_speedups(groups)):
         return
     names = {label: name for group in groups for label, name in _names(group, view).items()}
-    rows = tuple(
-        (
-            names[each.label],
-            str(len(each.each)),
-            f"{each.value:.2f}x [{each.interval.low:.2f}, {each.interval.high:.2f}]",
-            f"{min(each.each):.2f}x to {max(each.each):.2f}x",
+    sections: dict[str, list[tuple[str, ...]]] = {}
+    for each in pooled:
+        sections.setdefault(each.of, []).append(
+            (
+                names[each.label],
+                str(len(each.each)),
+                f"{each.value:.2f}x [{each.interval.low:.2f}, {each.interval.high:.2f}]",
+                f"{min(each.each):.2f}x to {max(each.each):.2f}x",
+            )
         )
-        for each in pooled
-    )
-    yield Grid("Several machines", ("method", "machines", "speed-up [95%]", "of each"), {"": rows})
+    rows = {f"as {of}" if len(sections) > 1 else "": tuple(lines) for of, lines in sections.items()}
+    yield Grid("Several machines", ("method", "machines", "speed-up [95%]", "of each"), rows)
     yield Paragraph(("Geometric mean; the interval says what another machine like these would show.",), "note")
 
 

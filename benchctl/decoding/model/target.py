@@ -206,7 +206,7 @@ class Target:
         fast = may_copy(sum(p.numel() * p.element_size() for p in model.parameters()))
         self.parameters: int = sum(p.numel() for p in model.parameters())
         self.form: Form = "float16" if weights == "float16" else "fast" if fast else "plain"
-        self.tokenizer_or_none, self._folder, self._weights = tokenizer, folder, weights
+        self.tokenizer_or_none, self.folder, self._weights = tokenizer, folder, weights
         self.config = model.config
         self._tied: bool = model.get_output_embeddings().weight is model.get_input_embeddings().weight
         encodes = model.config.model_type in ENCODER_DECODERS
@@ -280,11 +280,6 @@ class Target:
         return self.tokenizer_or_none
 
     @property
-    def folder(self) -> Path | None:
-        """Where its files lie; None for a model made in memory."""
-        return self._folder
-
-    @property
     def layers(self) -> int:
         return len(self.blocks)
 
@@ -310,8 +305,8 @@ class Target:
     @cached_property
     def files_sha256(self) -> str:
         """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
-        if self._folder is not None and _has_weights(self._folder):
-            return folder_sha256(self._folder)
+        if self.folder is not None and _has_weights(self.folder):
+            return folder_sha256(self.folder)
         digest = hashlib.sha256()
         for tensor in self._tensors():
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -43,6 +43,32 @@ def talk(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
     return [*chat, {"role": "user", "content": turns[-1]}]
 
 
+def tokenizer_text(tokenizer: Any) -> str:
+    """All that decides how a tokenizer of transformers turns text into ids."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return str(backend.to_str()) if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+
+
+def token_texts(tokenizer: Any) -> dict[int, bytes]:
+    """The text of each token as bytes, by its id, ascending; of an added token its name.
+
+    Byte-level tokenizers write bytes as letters, SentencePiece a space as U+2581.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    byte_level = backend is not None and "ByteLevel" in repr(backend.decoder)
+    added, texts = tokenizer.added_tokens_decoder, {}
+    for token, index in sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
+        if index in added:
+            texts[index] = str(added[index]).encode()
+        elif byte_level:
+            texts[index] = bytes(_LETTERS[letter] for letter in token if letter in _LETTERS)
+        elif _BYTE.fullmatch(token):
+            texts[index] = bytes.fromhex(token[3:5])
+        else:
+            texts[index] = token.replace("\u2581", " ").encode()
+    return texts
+
+
 class TargetTokenizer:
     """Text to ids and back, with the model's configuration and its stop ids; needs no weights."""
 
@@ -57,9 +83,7 @@ class TargetTokenizer:
     @cached_property
     def sha256(self) -> str:
         """Hash of the vocabulary and of everything else that decides how text becomes ids."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        whole = backend.to_str() if backend is not None else json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
-        return hashlib.sha256(whole.encode()).hexdigest()
+        return hashlib.sha256(tokenizer_text(self._tokenizer).encode()).hexdigest()
 
     @property
     def chat_template_sha256(self) -> str:
@@ -104,26 +128,8 @@ class TargetTokenizer:
 
     @cached_property
     def token_bytes(self) -> dict[int, bytes]:
-        """The text of each token that the model has, as bytes: tokenizers that write spaces differently compare by it.
-
-        Of a special token its name. Byte-level tokenizers write bytes as letters, SentencePiece a space as U+2581.
-        """
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        byte_level = backend is not None and "ByteLevel" in repr(backend.decoder)
-        added = self._tokenizer.added_tokens_decoder
-        texts = {}
-        for token, index in sorted(self._tokenizer.get_vocab().items(), key=lambda entry: entry[1]):
-            if index >= self.vocabulary:
-                continue
-            if index in added:
-                texts[index] = str(added[index]).encode()
-            elif byte_level:
-                texts[index] = bytes(_LETTERS[letter] for letter in token if letter in _LETTERS)
-            elif _BYTE.fullmatch(token):
-                texts[index] = bytes.fromhex(token[3:5])
-            else:
-                texts[index] = token.replace("\u2581", " ").encode()
-        return texts
+        """The text of each token that the model has: tokenizers that write spaces differently compare by it."""
+        return {index: text for index, text in token_texts(self._tokenizer).items() if index < self.vocabulary}
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text as it is: no template, no tokens of the tokenizer's own."""

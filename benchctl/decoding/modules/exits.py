@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import exp, tanh
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshol
 from benchctl.decoding.model.kernels import Linear, Norm
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
-from benchctl.decoding.modules.folders import load_modules, trained_options
+from benchctl.decoding.modules.folders import load_modules
 from benchctl.decoding.modules.losses import bare, exit_losses, exit_yardsticks
 from benchctl.decoding.modules.low_rank import Delta, LowRank
 from benchctl.decoding.modules.trainable import Numbered, Tally, Trainable, TrainingBatch, tally
@@ -90,15 +90,6 @@ def exits_loss(module: Exits, batch: TrainingBatch) -> Tensor:
     """Mean over exits of the weighted sums of exit_losses: equal weights, as in LITE; AdamW takes out any scale."""
     losses = exit_losses(batch, [module.normed(batch, layer) for layer in module.layers])
     return (losses.mean(0) * batch.ahead(1).weights).sum()
-
-
-def deep_supervision_loss(module: Exits, batch: TrainingBatch) -> Tensor:
-    """DEED's L = L_avg + L_N without the terms of the last layer: it is the frozen target's, and they are constants.
-
-    L_avg is the mean over the exits and the last layer, L_N the loss of the last layer.
-    """
-    exits = len(module.layers)
-    return exits_loss(module, batch) * exits / (exits + 1)
 
 
 @torch.no_grad()
@@ -176,18 +167,23 @@ class ExitHeads(UsesDraftVocabulary, ABC):
         return None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
-        if there := read_exits(str(trained.get("exits", ""))):
+        there = read_exits(str(trained.get("exits", "")))
+        if not there and trained.get("min_exit") and not hasattr(self, "min_exit"):
+            message = f"{folder}: trained with min_exit={trained['min_exit']}, which this method does not have"
+            raise UserError("trained_with_other_option", f"{message}; train exits by number, such as exits=8+12")
+        if there:
             refuse_other_exits(folder, self.allowed(read_exits(self.exits) or there), there)
+
+    def as_trained(self, options: Mapping[str, Any]) -> Self:
+        chosen: Any = {key: options[key] for key in ("exits", "min_exit") if key in options and hasattr(self, key)}
+        return replace(self, **chosen)  # type: ignore[type-var]
 
     def load_exits(self, name: str, target: Target) -> Exits:
         """The trained modules of this method, called ``name``, whose exits speak from now on.
 
         Raises UserError as load_modules does, and for exits that they were not trained for.
         """
-        options = trained_options(cast(Trainable, self), name, self.modules)
-        chosen = {key: options[key] for key in ("exits", "min_exit") if key in options and hasattr(self, key)}
-        as_trained: Any = replace(self, **chosen)  # type: ignore[type-var]
-        module: Exits = load_modules(as_trained, name, target, self.modules)
+        module: Exits = load_modules(cast(Trainable, self), name, target, self.modules)
         if self.drafts:
             self.load_vocabulary(self.modules, target.vocabulary)
         self._lm_head = self.vocabulary.lm_head(target)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from benchctl.decoding.model.target import DRAFT_VOCABULARY, Target, TargetInfo
+from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.others import CONFIG, EAGLE_WEIGHTS, MEDUSA_WEIGHTS, modules_folder, weights_file
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
@@ -90,17 +93,53 @@ def trained_options(method: Trainable, name: str, folder: str) -> Mapping[str, A
         raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
     published = method.published(folder)
     options = check_modules(method.modules_name(name), folder).options if published is None else published
+    _refuse_options(method, name, folder, options)
     method.refuse(folder, options)
     return options
 
 
-def check_sizes(method: Trainable, info: TargetInfo) -> None:
-    """Raises UserError where ``method`` names modules for a target of other sizes than these."""
-    if not method.modules or method.published(method.modules) is not None:
+def _refuse_options(method: Trainable, name: str, folder: str, options: Mapping[str, Any]) -> None:
+    """Raises UserError where modules with these ``options`` were not trained for the method's."""
+    for option in method.trained_for:
+        made, asked = options.get(option, getattr(type(method), option)), getattr(method, option)
+        if made != asked:
+            message = f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}"
+            raise UserError("trained_with_other_option", message)
+    if option := method.at_most:
+        made, asked = options.get(option), getattr(method, option)
+        if not isinstance(made, int) or asked > made:
+            raise UserError(
+                "trained_for_fewer",
+                f"{folder}: trained with {option}={made}, and {option}={asked} asks for more; give fewer, or train as "
+                f"many: benchctl train '{name}[{option}={asked}]' --model MODEL --out FOLDER",
+            )
+
+
+def check_sizes(method: Trainable, folder: str, info: TargetInfo) -> None:
+    """Raises UserError where ``folder`` has modules for a target of other sizes than these."""
+    if not folder or method.published(folder) is not None:
         return
-    made = read_facts(method.modules).target
+    made = read_facts(folder).target
     if (made.layers, made.hidden_size, made.vocabulary) != (info.layers, info.hidden_size, info.vocabulary):
-        raise _of_other_target(method.modules, made, info)
+        raise _of_other_target(folder, made, info)
+
+
+def check_fit(method: Trainable, name: str, folder: str, info: TargetInfo) -> None:
+    """Raises UserError where ``folder`` has modules for another target, or for other options: reads no weights.
+
+    Where ``build`` needs the numbers of the LM head, options are checked in load_modules.
+    """
+    check_sizes(method, folder, info)
+    if method.published(folder) is not None:
+        return
+    lm_head = torch.empty(info.vocabulary, info.hidden_size, device="meta")
+    try:
+        made, module = _built(method, name, folder, info, lm_head)
+    except (NotImplementedError, RuntimeError):
+        return
+    with _reading(folder) as file, safe_open(file, framework="pt") as stored:
+        held = {part: stored.get_slice(part).get_shape() for part in list(stored.keys())}
+    _refuse_shapes(made, name, folder, held, module.state_dict())
 
 
 def read_facts(folder: str) -> ModuleFacts:
@@ -152,58 +191,91 @@ def load_modules(method: Trainable, name: str, target: Target, folder: str) -> A
 
     Raises UserError for an unreadable folder, and for modules of another method, target, or shape.
     """
-    if not folder:
-        raise UserError("modules_missing", f"{name} cannot run: {no_modules(name)}")
-    with torch.random.fork_rng(devices=[]):
-        module = method.build(target.info, target.lm_head.weight)
-    stage = method.second_stage
-    whole = stage is None or stage.needed
-    take_weights(module, method, name, folder, (target.info, target.files_sha256), whole)
+    made, module = _built(method, name, folder, target.info, target.lm_head.weight)
+    take_weights(module, made, name, folder, (target.info, target.files_sha256))
     return module.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
+def _built(method: Trainable, name: str, folder: str, info: TargetInfo, lm_head: Tensor) -> tuple[Trainable, nn.Module]:
+    """The method as the modules in ``folder`` were trained, and fresh ones; torch's generator is left as it was."""
+    made = copy(method.as_trained(trained_options(method, name, folder)))
+    if isinstance(made, UsesDraftVocabulary):
+        made.load_vocabulary(folder, info.vocabulary)
+    with torch.random.fork_rng(devices=[]):
+        return made, made.build(info, lm_head)
+
+
 def take_weights(
-    module: nn.Module, method: Trainable, name: str, folder: str, target: tuple[TargetInfo, str], whole: bool
+    module: nn.Module, method: Trainable, name: str, folder: str, target: tuple[TargetInfo, str], whole: bool = True
 ) -> None:
     """Give ``module`` the weights in ``folder``, made for a target with these facts and this hash of its files.
 
-    Not ``whole``: all but those of the second stage. Raises UserError as load_modules does.
+    Without those of the second stage, where it is not needed or not ``whole``. Raises UserError as load_modules does.
     """
     facts, (info, weights_sha256) = check_modules(method.modules_name(name), folder), target
     if facts.target.weights_sha256 != weights_sha256:
         raise _of_other_target(folder, facts.target, info, weights_sha256)
+    _refuse_options(method, name, folder, facts.options)
+    with _reading(folder) as file:
+        weights = load_file(file)
+    held = {part: weight.shape for part, weight in weights.items()}
+    fitting = _refuse_shapes(method, name, folder, held, module.state_dict(), whole)
+    module.load_state_dict({part: weights[part] for part in fitting}, strict=False)
+
+
+@contextmanager
+def _reading(folder: str) -> Iterator[Path]:
+    """The file of the weights in ``folder``. Raises UserError for one that cannot be read."""
     try:
-        weights = load_file(Path(folder) / WEIGHTS)
+        yield Path(folder) / WEIGHTS
     except (OSError, SafetensorError) as error:
         reason = f"{folder}: {WEIGHTS} cannot be read ({error}); train the modules again"
         raise UserError("file_not_readable", reason) from error
-    needed, stage = module.state_dict(), method.second_stage
+
+
+def _refuse_shapes(
+    method: Trainable,
+    name: str,
+    folder: str,
+    held: Mapping[str, Sequence[int]],
+    needed: Mapping[str, Tensor],
+    whole: bool = True,
+) -> Iterable[str]:
+    """The names of the weights in ``folder``, of shapes ``held``, that serve ``method``; see take_weights.
+
+    Raises UserError where they lack the second stage, or have other shapes than those ``needed``.
+    """
+    stage, beside = method.second_stage, set[str]()
     if stage is not None:
-        of_stage = {part for part in (*weights, *needed) if part.startswith(f"{stage.part}.")}
-        if whole and not of_stage & weights.keys():
+        of_stage = {part for part in (*held, *needed) if part.startswith(f"{stage.part}.")}
+        whole = whole and stage.needed
+        if whole and not of_stage & held.keys():
             raise UserError(
                 "modules_missing",
                 f"{folder}: holds no {stage.part}; train one on top of it with: benchctl train "
                 f"'{name}[{stage.options},modules={folder}]' --model MODEL --out NEW (and the label's other options); "
                 "NEW will hold both",
             )
-        for part in () if whole else of_stage:
-            weights.pop(part, None)
-            needed.pop(part, None)
-    if {part: weight.shape for part, weight in weights.items()} != {part: own.shape for part, own in needed.items()}:
-        # One of the options that differ from those of the training must be why.
-        others = {key: value for key, value in facts.options.items() if getattr(method, key, value) != value}
-        others.pop("modules", None)
+        beside = set() if whole else of_stage
+    shapes = {part: tuple(shape) for part, shape in held.items() if part not in beside}
+    if shapes != {part: tuple(own.shape) for part, own in needed.items() if part not in beside}:
         reason = f"train others with: benchctl train {name}"
-        if others:
-            reason = f"they were trained with {', '.join(f'{key}={value}' for key, value in others.items())}"
+        if others := _others(method, read_facts(folder)):
+            reason = f"they were trained with {others}; give that, or {reason}"
         raise UserError("shapes_do_not_fit", f"{folder}: these modules have other shapes than {name} needs; {reason}")
-    for option in method.trained_for:
-        made, asked = facts.options.get(option), getattr(method, option)
-        if option in facts.options and made != asked:
-            message = f"{folder}: trained with {option}={made}, not {asked}; give {option}={made}"
-            raise UserError("trained_with_other_option", message)
-    module.load_state_dict(weights, strict=False)
+    return shapes
+
+
+def _others(method: Trainable, facts: ModuleFacts) -> str:
+    """Options of the training that differ from the method's; one of them must be why shapes do."""
+    defaults = {option.name: option.default for option in fields(cast(Any, method))}
+    return ", ".join(
+        f"{name}={made}"
+        for name, made in facts.options.items()
+        if name != "modules" and (mine := getattr(method, name, made)) != made
+        # A default that neither label names cannot be why.
+        if not facts.asked or name in facts.asked or mine != defaults.get(name)
+    )
 
 
 def _of_other_target(folder: str, made: MadeFor, info: TargetInfo, weights_sha256: str = "") -> UserError:

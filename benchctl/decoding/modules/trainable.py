@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -207,6 +207,7 @@ class Trainable(ABC):
 
     training: ClassVar[TrainingDefaults] = TrainingDefaults()
     trained_for: ClassVar[tuple[str, ...]] = ()  # options that modules are trained for though no shape tells
+    at_most: ClassVar[str] = ""  # an option of which modules serve lower values too, such as the number of heads
     draws_tokens: ClassVar[bool] = False  # whether its loss is exit_losses, and may be over random tokens in each pass
     modules_of: ClassVar[str] = ""  # the method whose trained modules it uses; empty for its own
     modules: str
@@ -250,6 +251,11 @@ class Trainable(ABC):
     def published(self, folder: str) -> Mapping[str, Any] | None:
         """The options of modules that others have published, where ``folder`` has a format of theirs."""
         return None
+
+    def as_trained(self, options: Mapping[str, Any]) -> Self:
+        """This method as ``build`` needs it for modules trained with the ``options``, of which it may use a part."""
+        trained: Any = {self.at_most: options[self.at_most]} if self.at_most else {}
+        return replace(self, **trained) if trained else self  # type: ignore[type-var]
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:  # noqa: B027 optional
         """Raises UserError where modules trained with the options ``trained`` cannot serve those asked for."""

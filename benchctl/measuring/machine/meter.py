@@ -42,25 +42,18 @@ def memory_bandwidth_mb_s(clock: Callable[[], float], device: str = "cpu", root:
     size_bytes, sums = (
         (_GPU_BYTES, _GPU_SUMS) if on_gpu else (min(max(_CACHES * largest_cache, _LEAST_BYTES), _CPU_MOST_BYTES), 1)
     )
-    took_s = _sums_s(clock, torch.ones(size_bytes // 4, dtype=torch.float32, device=device), sums)
-    if on_gpu:
-        torch.cuda.empty_cache()
-    return sums * size_bytes / took_s / 1e6
-
-
-def _sums_s(clock: Callable[[], float], numbers: torch.Tensor, sums: int) -> float:
-    return _best_s(clock, lambda: [numbers.sum() for _ in range(sums)])
-
-
-def _best_s(clock: Callable[[], float], work: Callable[[], object]) -> float:
-    """Seconds of the fastest of _PASSES runs, after one that touches the memory first."""
-    work()
+    numbers = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
+    numbers.sum()  # touches the memory
     times_s = []
     for _ in range(_PASSES):
         started_s = clock()
-        work()
+        for _ in range(sums):
+            numbers.sum()
         times_s.append(clock() - started_s)
-    return min(times_s)
+    if on_gpu:
+        del numbers
+        torch.cuda.empty_cache()
+    return sums * size_bytes / min(times_s) / 1e6
 
 
 def bandwidth_mb_s(device: str, threads: int) -> float | None:

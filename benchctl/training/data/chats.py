@@ -7,8 +7,6 @@ What is said to the model (the head) and its answer are encoded apart, so that t
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchctl.decoding.model.tokenizer import from_pretrained, load_tokenizer
+from benchctl.decoding.model.tokenizer import from_pretrained, load_tokenizer, token_texts, tokenizer_text
 from benchctl.errors import UserError
 from benchctl.training.data.packing import Document, Tokens, Turn, token_dtype
 
@@ -138,7 +136,6 @@ def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
 
 
 BLOCK_CHARS = 2_000_000  # encoded at once: enough to use every core, little enough for the memory of encoding
-BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class ChatFormat:
@@ -167,9 +164,7 @@ class ChatFormat:
     @cached_property
     def sha256(self) -> str:
         """Hash of all that decides how records become ids: the tokenizer and its chat template."""
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        whole = backend.to_str() if backend is not None else json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
-        return hashlib.sha256(f"{whole}{self._tokenizer.chat_template}".encode()).hexdigest()
+        return hashlib.sha256(f"{tokenizer_text(self._tokenizer)}{self._tokenizer.chat_template}".encode()).hexdigest()
 
     def tokenize(self, records: Iterable[Record]) -> list[Document]:
         """A document per record. Raises UserError where the chat template refuses a chat."""
@@ -191,18 +186,9 @@ class ChatFormat:
         """Bytes of text that every token stands for, int64 [vocabulary]; 0 for special tokens and for unused ids."""
         added = self._tokenizer.added_tokens_decoder
         special = set(self._tokenizer.all_special_ids) | {index for index, token in added.items() if token.special}
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        byte_level = backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"])
         sizes = torch.zeros(self.vocabulary, dtype=torch.int64)
-        for token, index in self._tokenizer.get_vocab().items():
-            if index in special:
-                continue
-            if index in added:
-                sizes[index] = len(token.encode())
-            elif byte_level:
-                sizes[index] = len(token)  # the byte alphabet has one character per byte
-            else:
-                sizes[index] = 1 if BYTE_TOKEN.fullmatch(token) else len(token.replace("\u2581", " ").encode())
+        for index, text in token_texts(self._tokenizer).items():
+            sizes[index] = 0 if index in special else len(text)
         return sizes
 
     def _documents(self, records: Sequence[Record]) -> Iterator[Document]:

@@ -22,11 +22,11 @@ from benchctl import bundled
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method, MonotoneThreshold
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.modules.folders import modules_sha256, trained_options
+from benchctl.decoding.modules.folders import modules_sha256, read_facts, trained_options
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.decoding.verify import common_start
 from benchctl.errors import UserError
-from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label
+from benchctl.registry import BASELINE, Label, build, method_class, method_options, parse_label, with_trained
 from benchctl.training.checkpoint import writing
 from benchctl.training.jobs import JobContext, check_device, make_out, target_dtype
 from benchctl.training.modules.frozen import TargetFiles, chat_of, check_method, find_target
@@ -135,8 +135,7 @@ def calibrate(options: TeacherOptions, label_text: str, promised: Risk, prompts:
     tokens each, over held-out prompts of the data: `prompts` of them, or as many as there are. Raises UserError where
     no threshold was shown to be safe.
     """
-    label = parse_label(label_text)
-    modules = _check_method(label, options.model)
+    label, modules = _check_method(parse_label(label_text), options.model)
     _check_room(options.out, promised, prompts, job_context)
     check_device(options.device)
     files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
@@ -192,8 +191,8 @@ def _method(label: Label, threshold: float, modules: str) -> Method:
     return method
 
 
-def _check_method(label: Label, model: str) -> str:
-    """The folder of its modules, those embedded with the target where none are named; empty for a method without.
+def _check_method(label: Label, model: str) -> tuple[Label, str]:
+    """The label with its modules' options, and their folder: that of the package where none is named; empty for none.
 
     Raises UserError for a method without a threshold, or where higher is not safer, for an exact one, and for one whose
     modules are not there.
@@ -215,10 +214,14 @@ def _check_method(label: Label, model: str) -> str:
             f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode",
         )
     if not (isinstance(method, Trainable) and method.needs_modules):
-        return ""
+        return label, ""
     modules = method.modules or str(bundled.modules_for(model, label.name, method.modules_name(label.name)) or "")
-    trained_options(method, label.name, modules)
-    return modules
+    trained = read_facts(modules).asked if modules and method.published(modules) is None else {}
+    label = with_trained(label, {name: value for name, value in trained.items() if name != THRESHOLD})
+    at = _method(label, THRESHOLDS[0], modules)
+    assert isinstance(at, Trainable)
+    trained_options(at, label.name, modules)
+    return label, modules
 
 
 def _check_room(out: Path, promised: Risk, prompts: int, job_context: JobContext) -> None:

@@ -102,7 +102,7 @@ def check_method(method: Method, label: Label, files: TargetFiles) -> None:
     if problem := why_unsupported(method, info):
         raise UserError("label_cannot_run", f"{label.text} cannot run on {files.name}: {problem}")
     if isinstance(method, Trainable):
-        check_sizes(method, info)
+        check_sizes(method, method.modules, info)
 
 
 def chat_of(files: TargetFiles) -> ChatFormat:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchctl.decoding.drafting.grow import wide
 from benchctl.decoding.modules.losses import divergences, wanted_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.training.data.packing import Batch
@@ -153,13 +154,8 @@ def text_metrics(logits: Tensor, batch: Batch, token_bytes: Tensor) -> dict[str,
 
 def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
     """Cross-entropy [rows, row_tokens - 1] of each token after the first."""
-    flat = functional.cross_entropy(_wide(logits[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    flat = functional.cross_entropy(wide(logits[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
     return flat.view(tokens.shape[0], -1)
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """In float32 at least; a float64 module is measured in its own precision."""
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def mean_loss(loss: Tensor, batch: Batch) -> Tally:

@@ -317,8 +317,6 @@ def held_out_batches(pieces: Sequence[Piece], stage: Stage, pad_id: int) -> list
 
 
 def _cut(documents: Sequence[Document], row_tokens: int, prompt_weight: float) -> CutPieces:
-    if not 0 <= prompt_weight <= 1:
-        raise UserError("weight_out_of_range", f"the weight of prompts is {prompt_weight:g}; give one from 0 to 1")
     cut = cut_pieces(documents, row_tokens, round(FULL * prompt_weight))
     if not cut.pieces:
         raise UserError(
