@@ -216,17 +216,15 @@ def open_job(options: TrainOptions) -> Iterator[JobContext]:
     """
     # A thread that waits for its sibling must leave the core to others; read by OpenMP when torch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    import torch
-
     from benchctl.cli.display import TrainingDisplay
     from benchctl.measuring.clock import Clock
     from benchctl.measuring.machine.host import commit, versions
     from benchctl.training.distributed import joined
     from benchctl.training.jobs import JobContext, check_device
     from benchctl.training.train_options import Provenance
+    from benchctl.training.trainer import use_threads
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     check_device(options.device)
     context, clock = click.get_current_context(), Clock(options.device)
     provenance = Provenance(command_line(context), commit(), versions())

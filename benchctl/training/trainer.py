@@ -155,6 +155,12 @@ class Data:
     longest_row: int | None = None
 
 
+def use_threads(count: int | None) -> None:
+    """Gives torch that many CPU threads; None leaves its choice."""
+    if count is not None:
+        torch.set_num_threads(count)
+
+
 @dataclass(eq=False)
 class Trainer:
     """Trains `module` in place, moved to the device of the settings. `folder` takes checkpoints and log.jsonl.
