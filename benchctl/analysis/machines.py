@@ -39,12 +39,18 @@ class Pooled:
         return Interval(self.value * exp(-half_width), self.value * exp(half_width))
 
 
+def _other_machine(one: Group, other: Group) -> bool:
+    """Whether all files of one group differ from all of the other by machine, and by nothing else."""
+    found = [{each.field for each in differences(ours.run, theirs.run)} for ours in one.files for theirs in other.files]
+    return all(fields and fields <= _OF_MACHINE for fields in found)
+
+
 def by_machine(groups: Sequence[Group]) -> list[list[Group]]:
     """The groups, those together that differ by machine alone."""
     found: list[list[Group]] = []
     for group in groups:
         for others in found:
-            if {each.field for each in differences(others[0].run, group.run)} <= _OF_MACHINE:
+            if all(_other_machine(one, group) for one in others):
                 others.append(group)
                 break
         else:

@@ -95,8 +95,8 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
         return pseudo_yardsticks(module, batch)
 
     def prepare(self, target: Target) -> None:
-        self.load_vocabulary(self.modules, target.vocabulary)
         module = load_modules(self, "pseudo", target, self.modules)
+        self.load_vocabulary(self.modules, target.vocabulary)
         self._riders, self._lm_head = Riders(module, target), self.vocabulary.lm_head(target)
 
     def start(self, context: Context) -> int:

@@ -80,8 +80,8 @@ class Sequential(Speculative, Trainable, UsesDraftVocabulary):
         return sequential_yardsticks(module, batch, self.heads)
 
     def prepare(self, target: Target) -> None:
-        self.load_vocabulary(self.modules, target.vocabulary)
         self._module = load_modules(self, "sequential", target, self.modules)
+        self.load_vocabulary(self.modules, target.vocabulary)
         self._lm_head = self.vocabulary.lm_head(target)
 
     def start(self, context: Context) -> int:

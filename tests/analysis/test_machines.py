@@ -56,3 +56,15 @@ def test_a_sweep_of_two_settings_pools_the_machines_of_each() -> None:
     assert first.label == second.label == DRAFTED and first.of != second.of
     assert [len(each.each) for each in (first, second)] == [2, 2]
     assert f"as {second.of}" in render(groups)
+
+
+def test_one_machine_with_other_modules_is_no_further_machine() -> None:
+    """Modules count only where both runs have their label, so each fits the first file, but not the other."""
+
+    def drafting(cpu: str, sha256: str) -> RunFile:
+        methods = tuple(replace(each, modules_sha256=sha256 if each.label == DRAFTED else "") for each in RUN.methods)
+        return machine(cpu, 2.0, methods=methods)
+
+    alone = machine("a", 1.0, methods=RUN.methods[:1])
+    groups = compare([alone, drafting("b", "1" * 64), drafting("b", "2" * 64)])
+    assert len(groups) == 3 and pooled_speedups(groups) == ()

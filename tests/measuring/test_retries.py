@@ -155,3 +155,11 @@ def test_every_job_of_a_batch_is_one_label_on_all_its_prompts_in_one_turn() -> N
     assert [job[0].label for job in jobs] == ["base", "b", "base", "b", "b", "base", "b", "base"]
     assert [task.order for job in jobs for task in job] == list(range(16)) and len(plan) == 16
     assert [task.order for job in plan.warm_up(2) for task in job] == list(range(8, 16))
+
+
+def test_what_has_begun_is_finished_even_without_retries() -> None:
+    whole, retry = after(DISTURBED), PLAN.again(FIRST, 1)
+    assert PLAN.next_attempt(FIRST, dict(list(whole.items())[:-1]), may_retry=False) == FIRST
+    assert PLAN.next_attempt(FIRST, whole, may_retry=False) is None
+    begun = whole | dict(list(rows_of(retry).items())[:1])
+    assert PLAN.next_attempt(FIRST, begun, may_retry=False) == retry

@@ -21,6 +21,7 @@ from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
 from benchctl.methods.m2r2_prefetch import M2R2Prefetch
 from benchctl.registry import build, parse_label
+from benchctl.training.modules.job import trainable_names
 
 HALF = (
     "early_exit[head=trained,threshold=0.3]",
@@ -327,6 +328,15 @@ def test_modules_of_other_options_are_refused_and_theirs_named(trained: str, ask
     # And before weights are read, where the label is not refused as one that the target does not support.
     with nullcontext() if build(asked).unsupported(target.info) else refused(id, fact):
         check_fit(method, parse_label(asked).name, method.modules, target.info)
+
+
+@pytest.mark.parametrize("name", trainable_names())
+def test_modules_are_built_without_numbers(name: str) -> None:
+    """Else their shapes could not be checked before weights are read."""
+    info, method = pair("olmoe" if name == "m2r2_prefetch" else "llama").target.info, build(name)
+    assert isinstance(method, Trainable)
+    module = method.build(info, torch.empty(info.vocabulary, info.hidden_size, device="meta"))
+    assert all(tensor.is_meta for tensor in module.state_dict().values())
 
 
 @pytest.mark.parametrize("name", ["dflash", "eagle", "kangaroo", "pseudo", "sequential"])

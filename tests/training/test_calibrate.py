@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,16 @@ def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path
     assert found["threshold"] == safe[-1]
     assert f"{label[:-1]},threshold={safe[-1]:g}]' --max-new-tokens {TOKENS}\n" in told
     assert f"threshold {tested[0]['threshold']}: risk {tested[0]['risk']:.4f} over 12 prompts" in told
+
+
+def test_modules_of_an_exact_mode_are_not_calibrated(made: Path, tmp_path: Path) -> None:
+    """Their label is exact whatever its threshold, so every risk would be 0."""
+    shutil.copytree(made / "deed", tmp_path / "drafts")
+    facts = json.loads((tmp_path / "drafts" / "modules.json").read_text())
+    facts["asked"] |= {"mode": "draft"}
+    (tmp_path / "drafts" / "modules.json").write_text(json.dumps(facts))
+    words = (f"deed[modules={tmp_path / 'drafts'}]", *_words(made), "--out", tmp_path / "out")
+    assert "calibrate a lossy mode" in refused("train", *words, "--calibrate", "0.9,0.4")
 
 
 @pytest.mark.slow

@@ -111,7 +111,8 @@ def _refuse_options(method: Trainable, name: str, folder: str, options: Mapping[
             raise UserError(
                 "trained_for_fewer",
                 f"{folder}: trained with {option}={made}, and {option}={asked} asks for more; give fewer, or train as "
-                f"many: benchctl train '{name}[{option}={asked}]' --model MODEL --out FOLDER",
+                f"many: benchctl train '{name}[{option}={asked}]' --model MODEL --out FOLDER (and the label's other "
+                "options)",
             )
 
 

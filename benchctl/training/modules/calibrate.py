@@ -208,19 +208,19 @@ def _check_method(label: Label, model: str) -> tuple[Label, str]:
             f"a higher threshold of {label.name} is not a safer one, as calibration takes it to be; compare thresholds "
             "with benchctl run --sweep",
         )
-    if method.exactness != "lossy":
+    needs, modules = isinstance(method, Trainable) and method.needs_modules, ""
+    if isinstance(method, Trainable) and needs:
+        modules = method.modules or str(bundled.modules_for(model, label.name, method.modules_name(label.name)) or "")
+        trained = read_facts(modules).asked if modules and method.published(modules) is None else {}
+        label = with_trained(label, {name: value for name, value in trained.items() if name != THRESHOLD})
+    at = _method(label, THRESHOLDS[0], modules)
+    if at.exactness != "lossy":
         raise UserError(
             "nothing_to_calibrate",
             f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode",
         )
-    if not (isinstance(method, Trainable) and method.needs_modules):
-        return label, ""
-    modules = method.modules or str(bundled.modules_for(model, label.name, method.modules_name(label.name)) or "")
-    trained = read_facts(modules).asked if modules and method.published(modules) is None else {}
-    label = with_trained(label, {name: value for name, value in trained.items() if name != THRESHOLD})
-    at = _method(label, THRESHOLDS[0], modules)
-    assert isinstance(at, Trainable)
-    trained_options(at, label.name, modules)
+    if isinstance(at, Trainable) and needs:
+        trained_options(at, label.name, modules)
     return label, modules
 
 
