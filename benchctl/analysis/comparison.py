@@ -89,6 +89,17 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     return tuple(differing)
 
 
+def check_alike(files: Sequence[RunFile]) -> None:
+    """Raises UserError for files that cannot be compared with the first of them."""
+    for file in files:
+        if differing := differences(files[0].run, file.run):
+            first = differing[0]
+            raise UserError(
+                "runs_differ",
+                f"{file.path}: {first.field} is {first.second}, in {files[0].path} {first.first}. Take each by itself.",
+            )
+
+
 def group(files: Sequence[RunFile]) -> tuple[tuple[RunFile, ...], ...]:
     """Files in groups that may be compared, in the order given; each file joins the first group it fits."""
     groups: list[list[RunFile]] = []

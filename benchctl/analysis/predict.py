@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchctl.analysis.comparison import differences
+from benchctl.analysis.comparison import check_alike
 from benchctl.analysis.frame.build import Round, round_of
 from benchctl.analysis.stats.intervals import Floats, Interval, Levels, codes_of, ratio_intervals
 from benchctl.errors import UserError
@@ -234,15 +234,8 @@ def predict(files: Sequence[RunFile]) -> Accounts:
 
     Raises UserError for files that may not be compared with each other, for batches, and where nothing was measured.
     """
+    check_alike(files)
     run = files[0].run
-    for file in files:
-        if differing := differences(run, file.run):
-            first = differing[0]
-            raise UserError(
-                "runs_differ",
-                f"{file.path}: {first.field} is {first.second}, in {files[0].path} {first.first}. Predict for each by "
-                "itself.",
-            )
     if run.batch_size > 1:
         raise UserError(
             "batched_run", f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1."

@@ -256,12 +256,12 @@ def _measure_baseline(options: _Options) -> Path:
 
 
 def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
-    from benchctl.analysis.comparison import compare
+    from benchctl.analysis.comparison import check_alike
     from benchctl.analysis.stats import aa
-    from benchctl.cli.options import check_comparable, read_files
+    from benchctl.cli.options import read_files
 
     measured = read_files(list(map(str, files)))
-    check_comparable(compare(measured))
+    check_alike(measured)
     comparison = aa.compare_with_itself(measured)
     if as_json:
         click.echo(json.dumps(asdict(comparison), indent=2))

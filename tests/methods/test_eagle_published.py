@@ -340,7 +340,7 @@ def test_options_of_training_are_refused_with_a_published_layer(
 
 
 @pytest.mark.parametrize(
-    ("method", "told", "weights", "config"),
+    ("method", "options", "weights", "config"),
     [
         (Eagle(modules="someone/a-layer"), {"version": "3"}, lambda: random_weights(True), eagle3()),
         (Dflash(modules="someone/a-drafter"), {"draft_tokens": 7}, dflash_weights, QWEN),
@@ -349,7 +349,7 @@ def test_options_of_training_are_refused_with_a_published_layer(
 )
 def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(
     method: Any,
-    told: dict[str, Any],
+    options: dict[str, Any],
     weights: Callable[[], Weights],
     config: dict[str, Any],
     tmp_path: Path,
@@ -363,7 +363,7 @@ def test_weights_of_a_hub_id_are_downloaded_only_where_its_configuration_fits(
         return tmp_path / name
 
     monkeypatch.setattr(others, "downloaded_file", download)
-    assert method.published(method.modules) == told
+    assert method.published(method.modules) == options
     assert method.unsupported(replace(info, hidden_size=48)) is not None
     assert asked == ["config.json"]
     method.prepare(pair("llama").target)

@@ -246,7 +246,7 @@ def _refuse_shapes(
 
     Raises UserError where they lack the second stage, or have other shapes than those ``needed``.
     """
-    stage, beside = method.second_stage, set[str]()
+    stage, left_out = method.second_stage, set[str]()
     if stage is not None:
         of_stage = {part for part in (*held, *needed) if part.startswith(f"{stage.part}.")}
         whole = whole and stage.needed
@@ -257,9 +257,9 @@ def _refuse_shapes(
                 f"'{name}[{stage.options},modules={folder}]' --model MODEL --out NEW (and the label's other options); "
                 "NEW will hold both",
             )
-        beside = set() if whole else of_stage
-    shapes = {part: tuple(shape) for part, shape in held.items() if part not in beside}
-    if shapes != {part: tuple(own.shape) for part, own in needed.items() if part not in beside}:
+        left_out = set() if whole else of_stage
+    shapes = {part: tuple(shape) for part, shape in held.items() if part not in left_out}
+    if shapes != {part: tuple(own.shape) for part, own in needed.items() if part not in left_out}:
         reason = f"train others with: benchctl train {name}"
         if others := _others(method, read_facts(folder)):
             reason = f"they were trained with {others}; give that, or {reason}"
