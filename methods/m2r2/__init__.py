@@ -17,6 +17,7 @@ from torch import Tensor
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options
+from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.exits import ExitHead
@@ -88,8 +89,8 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
         self._run = streams.run(interval, target.blocks, defers_last=True) if accelerated else None
         self._of_feature = None
         if accelerated and self.features == "last":
-            weight = streams.features.of(self._gate).weight.t().contiguous()
-            self._of_feature = lambda states: torch.mm(target.final_norm(states), weight)
+            feature = Linear(streams.features.of(self._gate).weight, None, target.form)
+            self._of_feature = lambda states: feature(target.final_norm(states))
         self.load_vocabulary(self.modules, target.vocabulary)
         norm, lm_head = target.final_norm, self.vocabulary.lm_head(target)
         if self.source == "exit":

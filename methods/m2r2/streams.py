@@ -76,10 +76,10 @@ class AcceleratedLayer:
 
     def __init__(self, layer: Layer, adapter: Adapter, on_state: OnState | None = None) -> None:
         self._layer, self._on_state = layer, on_state
-        self._own = adapter.own_attention
-        self._query = Delta(adapter.query, replaces=self._own)
-        self._out, self._mlp = Delta(adapter.out), Delta(adapter.mlp)
-        self._gate_up = None if adapter.gate_up is None else Delta(adapter.gate_up)
+        self._own, form = adapter.own_attention, layer.attention.qkv.form
+        self._query = Delta(adapter.query, form, replaces=self._own)
+        self._out, self._mlp = Delta(adapter.out, form), Delta(adapter.mlp, form)
+        self._gate_up = None if adapter.gate_up is None else Delta(adapter.gate_up, form)
         self._query_size = layer.attention.heads * layer.attention.head_dim
 
     def run(self, states: Tensor, rows: int, cache: Cache, index: int, layout: PairedLayout) -> Tensor:

@@ -61,10 +61,10 @@ class AdaptedLayer:
     """A layer of the target whose last rows, the pseudo-rows, have an adapter; the others run the target's weights."""
 
     def __init__(self, layer: Layer, adapter: LayerAdapter) -> None:
-        self._layer = layer
-        self._qkv, self._out = Delta(adapter.qkv), Delta(adapter.out)
-        self._gate_up = None if adapter.gate_up is None else Delta(adapter.gate_up)
-        self._down = None if adapter.down is None else Delta(adapter.down)
+        self._layer, form = layer, layer.attention.qkv.form
+        self._qkv, self._out = Delta(adapter.qkv, form), Delta(adapter.out, form)
+        self._gate_up = None if adapter.gate_up is None else Delta(adapter.gate_up, form)
+        self._down = None if adapter.down is None else Delta(adapter.down, form)
 
     def run(self, states: Tensor, first: int, cache: Cache, index: int, layout: Layout) -> Tensor:
         """``states`` [rows, width] after this layer; those from row ``first`` on are pseudo-rows."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from typing import get_args
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from benchctl.decoding.model import kernels
 from benchctl.decoding.model.kernels import Form, Linear, Norm, may_copy
+from benchctl.decoding.modules.low_rank import Delta, LowRank
 
 # Below and above the size from which weights are packed for several rows.
 SHAPES = {"small": (48, 32), "large": (520, 264), "wide head": (4096, 64), "from memory": (516, 520)}
@@ -20,13 +23,28 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
 
 @pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_every_row_count_gives_the_product_of_torch(shape: tuple[int, int], bias: bool) -> None:
+@pytest.mark.parametrize("amd", [False, True], ids=["other processors", "AMD"])
+def test_every_row_count_gives_the_product_of_torch(
+    shape: tuple[int, int], bias: bool, amd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_AMD", amd)
     weight = randn(*shape, seed=1)
     offset = randn(shape[0], seed=2) if bias else None
     linear = Linear(weight, offset)
     for rows in range(1, 21):
         x = randn(rows, shape[1], seed=rows)
         torch.testing.assert_close(linear(x), F.linear(x, weight, offset), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("amd", [False, True], ids=["other processors", "AMD"])
+def test_one_row_of_a_large_weight_takes_the_faster_kernel(amd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On AMD a pass of one row of smollm2 took longer than one of four rows, so that any drafter looked fast."""
+    monkeypatch.setattr(kernels, "_AMD", amd)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    plain = MagicMock(wraps=torch.mm)
+    monkeypatch.setattr(torch, "mm", plain)
+    Linear(randn(516, 520))(randn(1, 520))
+    assert plain.call_count == (0 if amd else 1)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 20])
@@ -74,6 +92,33 @@ def test_rows_that_are_a_slice_of_a_larger_tensor_are_read_right() -> None:
     for rows in (1, 6):
         x = wide[:rows, ::2]
         torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_a_product_adds_to_a_slice_in_place(shape: tuple[int, int], form: Form) -> None:
+    linear = Linear(randn(*shape, seed=1), None, form)
+    for rows in (1, 5, 20):
+        x, whole = randn(rows, shape[1], seed=rows), randn(rows + 1, shape[0] + 3)
+        wanted, part = whole.clone(), whole[1:, : shape[0]]
+        wanted[1:, : shape[0]] += F.linear(x, linear.weight)
+        linear.add_into(part, x)
+        torch.testing.assert_close(whole, wanted, rtol=1e-3, atol=1e-3 if form == "float16" else 1e-4)
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("bends", [False, True])
+def test_a_trained_change_decodes_as_it_was_trained(bends: bool, replaces: bool, form: Form) -> None:
+    trained = LowRank(48, 32, 8, 2.0, torch.device("cpu"), bends)
+    torch.nn.init.normal_(trained.up.weight, generator=torch.Generator().manual_seed(1))
+    x, result = randn(3, 48), randn(3, 32, seed=2)
+    change = trained(x).detach()
+    wanted = change if replaces else result + change
+    delta, close = Delta(trained, form, replaces), 1e-2 if form == "float16" else 1e-5
+    torch.testing.assert_close(delta.of(x), change, rtol=close, atol=close)
+    delta.add_to(result, x)
+    torch.testing.assert_close(result, wanted, rtol=close, atol=close)
 
 
 def test_products_leave_their_input_alone() -> None:

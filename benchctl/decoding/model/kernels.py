@@ -1,14 +1,17 @@
 """Weight products and norms, with the kernel chosen by the number of rows; baseline and methods share them.
 
-On a CPU pre-transposed weights win for one row, weights packed by oneDNN for several (figures: ``make bench``, ``python
--m benchmarks.rows``). Weights in float16 have one kernel, FBGEMM's packed product. It is faster than float32 up to 64
-rows, and as fast for 128. From 256 rows on a pass takes 2% longer, which is not worth holding the weights twice.
+On a CPU pre-transposed weights win for one row, weights packed by oneDNN for several, and on AMD's processors for one
+too (figures: ``make bench``, ``python -m benchmarks.rows``). Weights in float16 have one kernel, FBGEMM's packed
+product. It is faster than float32 up to 64 rows, and as fast for 128. From 256 rows on a pass takes 2% longer, which is
+not worth holding the weights twice.
 """
 
 from __future__ import annotations
 
 import copy
+import platform
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -24,8 +27,16 @@ _LARGE_WEIGHT, _LARGE_INPUT = 1 << 18, 512  # from here on weights come from mem
 
 _half_product = torch.ops.quantized.linear_dynamic_fp16.default._op  # without a look at each argument in Python
 
-# oneDNN's products with AVX-512 take less time for four rows than for one to three.
-_FULL_ROWS = 4 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 1
+
+def _of_amd() -> bool:
+    """Whether AMD made the processor: there MKL's plain product of one row takes a third longer than oneDNN's."""
+    about = Path("/proc/cpuinfo")
+    return "AuthenticAMD" in (about.read_text() if about.exists() else platform.processor())
+
+
+_AMD = _of_amd()
+# Elsewhere oneDNN's products with AVX-512 take less time for four rows than for one to three.
+_FULL_ROWS = 4 if torch.backends.cpu.get_cpu_capability() == "AVX512" and not _AMD else 1
 
 Form = Literal["plain", "fast", "float16"]
 """How products hold weights: as they come, in the layouts of fast kernels too, or rounded to float16 and packed."""
@@ -41,7 +52,7 @@ class Linear:
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else bias.detach()
         weight = weight.detach()
-        self._form, self._weight = form, None if form == "float16" else weight
+        self.form, self._weight = form, None if form == "float16" else weight
         self._half: torch.ScriptObject | None = None
         self._transposed: Tensor | None = None
         self._packed: Tensor | None = None
@@ -89,11 +100,17 @@ class Linear:
             return torch.addmm(residual, x, self._transposed)
         return residual + self(x)
 
+    def add_into(self, result: Tensor, x: Tensor) -> Tensor:
+        """result + x W^T, in place, of a product without b."""
+        if self._weight is None or (self._packed is not None and not self._few(x.shape[0])):
+            return result.add_(self(x))
+        return result.addmm_(x, self._weight.t())
+
     def rows(self, ids: Tensor) -> Linear:
         """The product that gives the outputs ``ids`` [k], in their order, by a copy of their weights."""
         weight = self.weight
         ids = ids.to(weight.device)
-        return Linear(weight[ids], None if self.bias is None else self.bias[ids], self._form)
+        return Linear(weight[ids], None if self.bias is None else self.bias[ids], self.form)
 
     def tail(self, start: int) -> Linear:
         """The product that gives the outputs from ``start`` on, by the same weights: only float16 ones are copied."""
@@ -107,6 +124,8 @@ class Linear:
         return twin
 
     def _few(self, rows: int) -> bool:
+        if _AMD:
+            return rows <= _FEW_ROWS and self._small
         if self._large:
             return rows == 1 and torch.get_num_threads() == 1
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)

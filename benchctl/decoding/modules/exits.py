@@ -49,7 +49,7 @@ class ExitHead:
     """A trained exit for rows of decoding: their residuals [rows, width] to logits [rows, outputs of ``lm_head``]."""
 
     def __init__(self, trained: ExitModule, norm: Norm, lm_head: Linear) -> None:
-        self._change, self._norm, self._lm_head = Delta(trained.change), norm, lm_head
+        self._change, self._norm, self._lm_head = Delta(trained.change, lm_head.form), norm, lm_head
         self._own_norm = self._norm if trained.gain is None else self._norm.scaled(trained.gain)
 
     def __call__(self, states: Tensor) -> Tensor:

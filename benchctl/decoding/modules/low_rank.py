@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchctl.decoding.model.kernels import Form, Linear
+
 AdapterKind = Literal["lora", "bottleneck", "hybrid"]
 
 
@@ -46,22 +48,21 @@ class AdapterSettings:
 
 
 class Delta:
-    """A trained LowRank for decoding: two products that are added to a result, or replace it."""
+    """A trained LowRank for decoding: two products in a ``form`` as of Linear, added to a result or in its place."""
 
-    def __init__(self, trained: LowRank, replaces: bool = False) -> None:
-        # Transposed once here: [inputs, rank] and [rank, outputs] are what addmm reads without a copy.
-        self._down = trained.down.weight.t().contiguous()
-        self._up = (trained.up.weight * trained.scale).t().contiguous()
-        self._bends, self._beta = trained.bends, 0 if replaces else 1
+    def __init__(self, trained: LowRank, form: Form, replaces: bool = False) -> None:
+        self._down = Linear(trained.down.weight, None, form)
+        self._up = Linear(trained.up.weight * trained.scale, None, form)
+        self._bends, self._replaces = trained.bends, replaces
 
     def add_to(self, result: Tensor, x: Tensor) -> Tensor:
         """``result`` [rows, outputs], changed in place, for x [rows, inputs]."""
-        return result.addmm_(self._inner(x), self._up, beta=self._beta)
+        return result.copy_(self.of(x)) if self._replaces else self._up.add_into(result, self._inner(x))
 
     def of(self, x: Tensor) -> Tensor:
         """What it would add, [rows, outputs]."""
-        return torch.mm(self._inner(x), self._up)
+        return self._up(self._inner(x))
 
     def _inner(self, x: Tensor) -> Tensor:
-        inner = torch.mm(x, self._down)
+        inner = self._down(x)
         return F.silu(inner) if self._bends else inner
