@@ -229,9 +229,9 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "methods. {repeated} of them were measured again.",
     ),
     "machine_busy": (
-        "the machine was busy at the start (load {load:.1f}, {cores} cores): measure again",
-        "{file}: the machine was busy at the start (load {load:.1f} on {cores} cores, {threads} needed), so times "
-        "include waiting. Stop other work and measure again.",
+        "the machine was busy at the start (load {load:.1f}): measure again",
+        "{file}: the machine was busy at the start (load {load:.1f}, usable cores: {cores}, needed: {threads}), so "
+        "times include waiting. Stop other work and measure again.",
     ),
     "waited_for_cores": (
         "other processes used the cores {waited:.0%} of the time: stop them",

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from textwrap import shorten
+from textwrap import wrap
 from typing import Literal
 
 from benchctl.analysis.comparison import Group, MethodFigures, SuiteFigures
@@ -260,14 +260,14 @@ def _differing(group: Group) -> Iterator[str]:
 
 
 def _brief_heading(groups: Sequence[Group], group: Group, width: int) -> Iterator[str]:
-    """Two lines: files and prompts; then target, machine and sampling."""
+    """Files and prompts; then target, machine and sampling."""
     number = f"Group {groups.index(group) + 1} of {len(groups)}: " if len(groups) > 1 else ""
     path = group.files[0].path
     files = f"{path.name} and {len(group.files) - 1} more" if len(group.files) > 1 else str(path)
     prompts = f": {prompts_of(group)}"
     files = files if len(number) + len(files) + len(prompts) <= width else path.name
     yield f"{number}{files}{prompts}"
-    yield shorten(_settings(group.run), width, placeholder=" ...")
+    yield from wrap(_settings(group.run), width)
     yield from _differing(group)
 
 
