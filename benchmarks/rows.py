@@ -18,11 +18,11 @@ import click
 import torch
 
 from benchctl import bundled
-from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 from benchctl.measuring.machine.meter import bandwidth_mb_s
+from benchctl.measuring.passes import Passes
 from benchctl.measuring.run import model_info, traffic_of
 from benchctl.measuring.settings import Weights
 from benchmarks.origin import circumstances
@@ -93,26 +93,12 @@ class Products:
         return call
 
 
-class Passes:
-    """A target behind a text of so many tokens."""
-
-    def __init__(self, target: Target, text_tokens: int) -> None:
-        self.target, self._start = target, text_tokens
-        self._cache: Cache = target.new_cache(text_tokens + max(ROWS))
-        layout = target.layout(0, range(text_tokens))
-        target.run(target.embed(self._tokens(text_tokens)), self._cache, 0, target.layers, layout)
-
-    def take(self, rows: int, clock: Clock) -> Took:
-        """One pass of a chain of rows behind the text."""
-        products, target, tokens = Products(clock), self.target, self._tokens(rows)
-        with products.on():
-            begin_s = clock()
-            layout = target.layout(self._start, range(self._start, self._start + rows))
-            target.head(target.run(target.embed(tokens), self._cache, 0, target.layers, layout)).argmax(-1).tolist()
-            return Took(clock() - begin_s, products.seconds)
-
-    def _tokens(self, count: int) -> list[int]:
-        return [index * 7919 % self.target.vocabulary for index in range(count)]
+def take(passes: Passes, rows: int, clock: Clock) -> Took:
+    products = Products(clock)
+    with products.on():
+        begin_s = clock()
+        passes.run(rows)
+        return Took(clock() - begin_s, products.seconds)
 
 
 @torch.inference_mode()
@@ -121,12 +107,12 @@ def measure(model: str, forms: Sequence[str], threads: int, text_tokens: int, pa
     torch.set_num_threads(threads)
     bandwidth = bandwidth_mb_s("cpu", threads)
     path = bundled.resolve(model)
-    arms = {weights: Passes(Target.load(path, weights=weights), text_tokens) for weights in forms}
+    arms = {weights: Passes(Target.load(path, weights=weights), text_tokens, max(ROWS)) for weights in forms}
     took: dict[tuple[str, int], list[Took]] = {(weights, rows): [] for weights in forms for rows in ROWS}
     for _ in range(passes):
         for rows in ROWS:
             for weights in forms:
-                took[weights, rows].append(arms[weights].take(rows, clock))
+                took[weights, rows].append(take(arms[weights], rows, clock))
     return [
         cost
         for weights, arm in arms.items()

@@ -34,6 +34,7 @@ _MORE_CORES = 1.25  # times the threads of the run, that the process may use whi
 _LESS_BUSY = 0.85  # times the methods' share of processor time, that the baseline's is at least
 _CLOCK_STEP_S = 0.05  # by which the wall clock may be set back without a warning
 _SPARE_CORES = 0.5  # by which load and threads may exceed the cores
+_MOST_OF_ONE_ROW = 1.05  # the time of one row / that of four rows
 _MOST_WAITED = 0.05  # of the time ready to run, but without a core
 
 
@@ -83,6 +84,12 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "{label} is faster than its passes can be: do not use its figures",
         "{label} took less than half the baseline's time for each pass over the target. No pass can be that fast: "
         "work was done outside the clock, or the clock is wrong. Do not use its figures.",
+    ),
+    "weak_baseline": (
+        "one row takes {cost:.2f}x the time of four: speed-ups are too high",
+        "{file}: a pass of one row took {cost:.2f} times as long as a pass of four rows, though both read the same "
+        "weights. So the baseline is slow on this machine, and speed-ups are too high. Try --weights float16 on a "
+        "CPU, other --threads or another --dtype.",
     ),
     "remembers": (
         "{label} remembers earlier answers: do not use its figures",
@@ -456,6 +463,9 @@ def _of_files(group: Group) -> Iterator[Warning]:
         load = float(loads[0]) if loads and isinstance(loads, list | tuple) else None
         if load is not None and isinstance(cores, int) and load + run.threads > cores + _SPARE_CORES:
             yield _warn("machine_busy", file=name, load=load, cores=cores, threads=run.threads)
+        cost = run.machine.get("one_row_cost")
+        if isinstance(cost, float) and cost > _MOST_OF_ONE_ROW:
+            yield _warn("weak_baseline", file=name, cost=cost)
         yield from _of_clock(name, group, number)
         yield from _of_processor_time(name, run, frame)
         waited = float(frame[waited_share].median()) if waited_share in frame else 0.0

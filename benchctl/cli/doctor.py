@@ -229,7 +229,6 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
         f"{examination.sentinel_s * 1e6:.1f} us per product; the slowest 5% took {seen.sentinel_spread:.0%} longer",
     )
     yield "memory bandwidth", f"{examination.memory_bandwidth_mb_s / 1e3:.1f} GB/s"
-    yield "pass of one row", f"{examination.one_row_cost:.2f} times as long as a pass of four rows, in float32"
     if seen.foreign_cores is not None:
         yield "others", f"used {seen.foreign_cores:.1f} cores"
     if seen.waited_share is not None:

@@ -37,6 +37,7 @@ from benchctl.measuring.machine.host import commit, machine_facts, usable_cores,
 from benchctl.measuring.machine.meter import bandwidth_mb_s, free_memory, make_meter
 from benchctl.measuring.measure import DecodingConfig, Measurer
 from benchctl.measuring.memory import Need, describe, explained, memory_needs, prompt_tokens
+from benchctl.measuring.passes import one_row_cost
 from benchctl.measuring.plan import ORDER, Plan
 from benchctl.measuring.prompts.fit import fit_suite
 from benchctl.measuring.prompts.suites import Suite
@@ -301,6 +302,8 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
     bandwidth = bandwidth_mb_s(checked.device, settings.models.threads) if settings.watch else None
     if bandwidth is not None:
         machine["memory_bandwidth_mb_s"] = round(bandwidth, 1)
+    if settings.watch and choices[0].engine is None and (cost := one_row_cost(target, Clock(checked.device))):
+        machine["one_row_cost"] = round(cost, 3)
     draft = next(filter(None, (choice.draft_model(names.draft) for choice in choices if not choice.unsupported)), "")
     answers = settings.answers
     return Run(

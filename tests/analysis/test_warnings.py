@@ -47,6 +47,7 @@ def test_a_good_run_has_no_warnings() -> None:
             "machine_busy",
             {"file": "a.jsonl", "load": 1.9, "cores": 2, "threads": 1},
         ),
+        ({"machine": {"one_row_cost": 1.11}}, "weak_baseline", {"file": "a.jsonl", "cost": 1.11}),
         (
             {"methods": (*RUN.methods, method("medusa", unsupported="no heads"))},
             "not_measured",

@@ -12,7 +12,8 @@ from tiny import tiny_folder
 
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target
-from benchmarks.rows import ROWS, Cost, Passes, Products, Took, costs_of, main
+from benchctl.measuring.passes import Passes
+from benchmarks.rows import ROWS, Cost, Products, Took, costs_of, main, take
 
 
 class Ticks:
@@ -43,9 +44,9 @@ def test_each_product_counts_once_whether_it_is_added_or_not(form: str) -> None:
 
 @torch.inference_mode()
 def test_a_pass_has_the_products_of_all_layers_and_of_the_head(tmp_path: Path) -> None:
-    passes = Passes(Target.load(tiny_folder(tmp_path)), 8)
+    passes = Passes(Target.load(tiny_folder(tmp_path)), 8, 4)
     for rows in (1, 4):
-        assert passes.take(rows, Ticks()).products_s == 4 * 3 + 1
+        assert take(passes, rows, Ticks()).products_s == 4 * 3 + 1
 
 
 def test_shares_are_those_of_the_best_pass() -> None:

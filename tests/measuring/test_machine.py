@@ -292,12 +292,7 @@ def test_a_containers_quota_is_read_of_any_version(files: dict[str, str], quota:
 
 
 def test_a_steady_and_quiet_machine_needs_no_advice() -> None:
-    assert advise(STEADY, QUIET, threads=4, gpu=CARD, one_row_cost=1.04) == ()
-
-
-def test_a_weak_baseline_is_told() -> None:
-    (advice,) = advise(STEADY, QUIET, threads=4, gpu=CARD, one_row_cost=1.06)
-    assert "one row take 1.06 times" in advice
+    assert advise(STEADY, QUIET, threads=4, gpu=CARD) == ()
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from benchctl.decoding.model.kernels import Linear
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.machine.gpu import BRAKES, POWER_CAP, GpuMoment, open_gpu
 from benchctl.measuring.machine.host import Fact, Host, Setup, between, machine_facts, read_setup, usable_cores
@@ -22,8 +20,6 @@ _CPU_WIDTH, _GPU_WIDTH = 1024, 4096
 _PRODUCTS = 20  # in a round, which takes about 1.5 ms
 _LOOKS = 200  # of three rounds: about a second
 _SLOWEST = 95  # percentile
-_WEIGHTS, _WEIGHT_WIDTH = 8, 2048  # 134 MB of float32, beyond any cache, as the weights of a pass are
-_PASSES = 5
 _MUCH_CORES = 0.2  # an idle desktop stays below
 
 
@@ -43,8 +39,7 @@ class LoadSample:
 class Examination:
     """The result for one device. Rates are those of the threads asked for, or of the GPU.
 
-    sentinel_s    median seconds of a product of the reference kernel
-    one_row_cost  of a pass through float32 weights, as a multiple of what four rows cost
+    sentinel_s  median seconds of a product of the reference kernel
     """
 
     facts: Mapping[str, Fact]
@@ -53,7 +48,6 @@ class Examination:
     sentinel_s: float
     seen: LoadSample
     memory_bandwidth_mb_s: float
-    one_row_cost: float
     gpu: GpuMoment | None
     advice: tuple[str, ...]
 
@@ -64,7 +58,6 @@ def examine_machine(device: str, threads: int) -> Examination:
     clock, card = Clock(device), open_gpu(device)
     sentinel_s, load = _sample(clock, device, Host(Clock()))
     bandwidth_mb_s = memory_bandwidth_mb_s(clock, device)
-    one_row_cost = _one_row_cost(clock, device)
     gpu = card.moment() if card is not None else None
     return Examination(
         facts=machine_facts(device),
@@ -73,9 +66,8 @@ def examine_machine(device: str, threads: int) -> Examination:
         sentinel_s=sentinel_s,
         seen=load,
         memory_bandwidth_mb_s=bandwidth_mb_s,
-        one_row_cost=one_row_cost,
         gpu=gpu,
-        advice=advise(read_setup(usable_cores(), Path("/")), load, threads, gpu, one_row_cost),
+        advice=advise(read_setup(usable_cores(), Path("/")), load, threads, gpu),
     )
 
 
@@ -104,25 +96,7 @@ def _sample(clock: Callable[[], float], device: str, host: Host) -> tuple[float,
     return middle_s, load
 
 
-@torch.inference_mode()
-def _one_row_cost(clock: Callable[[], float], device: str) -> float:
-    """See Examination; of the best of five passes each, by the products of a target."""
-    width = _WEIGHT_WIDTH
-    weights = [Linear(torch.full((width, width), 1 / width, device=device)) for _ in range(_WEIGHTS)]
-
-    def pass_s(rows: Tensor) -> float:
-        started_s = clock()
-        for weight in weights:
-            weight(rows)
-        return clock() - started_s
-
-    one, four = (torch.ones(rows, width, device=device) for rows in (1, 4))
-    return min(pass_s(one) for _ in range(_PASSES)) / min(pass_s(four) for _ in range(_PASSES))
-
-
-def advise(
-    setup: Setup, load: LoadSample, threads: int, gpu: GpuMoment | None = None, one_row_cost: float = 0.0
-) -> tuple[str, ...]:
+def advise(setup: Setup, load: LoadSample, threads: int, gpu: GpuMoment | None = None) -> tuple[str, ...]:
     """Each problem with what to do, for a run of that many threads; empty if there is none."""
     advice = _about_cores(setup, load, threads)
     slow = [governor for governor in setup.governors if governor != "performance"]
@@ -137,11 +111,6 @@ def advise(
         advice.append(
             f"every twentieth piece of equal work takes {load.sentinel_spread:.0%} longer than usual or more: use more "
             "--repeats and several --sessions."
-        )
-    if one_row_cost > 1 + MARGIN:
-        advice.append(
-            f"float32 products of one row take {one_row_cost:.2f} times as long as those of four: the baseline is slow "
-            "here, and speed-ups in float32 are too high. Use --weights float16 on a CPU, and tell us the processor."
         )
     if gpu is None:
         return tuple(advice)
