@@ -15,6 +15,7 @@ from torch import Tensor
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import TargetInfo
+from benchctl.decoding.sampling import likeliest
 from benchctl.decoding.verify import Verdict
 
 Guess = tuple[int, ...]
@@ -70,7 +71,7 @@ class Lookahead(Speculative):
         context.stream.advance()
         target_logits = context.stream.logits(len(prompt) - 1)
         context.stream.keep(range(len(prompt)))
-        self._take(target_logits.argmax(-1).tolist())
+        self._take(likeliest(target_logits))
         return context.pick(target_logits[:1])
 
     def draft(self, context: Context, budget: int) -> Draft:
@@ -98,7 +99,7 @@ class Lookahead(Speculative):
         size = columns * len(self._levels)
         guessed = len(outcome.target_logits) - size
         newest = [node and node + guessed for node in range(size - columns, size)]
-        self._take(outcome.target_logits[newest].argmax(-1).tolist())
+        self._take(likeliest(outcome.target_logits[newest]))
 
     def _fit(self, context: Context, budget: int) -> None:
         """Leave out columns that reach beyond the context, and a window whose n-grams no pass could verify any more."""

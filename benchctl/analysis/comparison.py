@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations, product
 
 import pandas as pd
 
@@ -89,14 +90,21 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     return tuple(differing)
 
 
+def differing(ones: Sequence[RunFile], others: Sequence[RunFile]) -> tuple[Difference, ...]:
+    """The settings by which files of two groups cannot be compared, each once."""
+    pairs = product(ones, others)
+    return tuple(dict.fromkeys(each for one, other in pairs for each in differences(one.run, other.run)))
+
+
 def check_alike(files: Sequence[RunFile]) -> None:
-    """Raises UserError for files that cannot be compared with the first of them."""
-    for file in files:
-        if differing := differences(files[0].run, file.run):
-            first = differing[0]
+    """Raises UserError for files that cannot be compared with each other."""
+    for one, other in combinations(files, 2):
+        if found := differences(one.run, other.run):
+            first = found[0]
             raise UserError(
                 "runs_differ",
-                f"{file.path}: {first.field} is {first.second}, in {files[0].path} {first.first}. Take each by itself.",
+                f"{other.path}: {first.field} is {first.second}, in {one.path} {first.first}, so they cannot be "
+                "compared. Name only files with equal settings.",
             )
 
 
@@ -264,11 +272,10 @@ def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> 
             f"{names or 'No files'}: no generations to compare. Run `benchctl run`, or continue it with --resume.",
         )
     grouped = group(measured)
-    first = grouped[0][0].run
     shared = iter(share_out([file for members in grouped for file in members], scores or ()))
     judgings = [None if scores is None else judging(members, [next(shared) for _ in members]) for members in grouped]
     return tuple(
-        _group(members, differences(first, members[0].run), judged)
+        _group(members, differing(grouped[0], members), judged)
         for members, judged in zip(grouped, judgings, strict=True)
     )
 
@@ -282,7 +289,7 @@ def over(file: RunFile, label: str) -> RunFile:
     original = file.run.baseline
     labels = [method.label for method in file.run.methods if not method.unsupported]
     if label not in labels:
-        raise UserError("unknown_label", f"{file.path} has no {label}. It measured: {' '.join(labels)}.")
+        raise UserError("unknown_label", f"{file.path} has no {label}. It has: {' '.join(labels)}.")
     if label == original:
         return file
     methods = tuple(method for method in file.run.methods if method.label != original)
@@ -391,9 +398,9 @@ def check_count(labels: Sequence[str], most: int, what: str) -> None:
 def _group(files: tuple[RunFile, ...], differs: tuple[Difference, ...], judged: Judging | None) -> Group:
     modes = dict.fromkeys(("free", *(mode for file in files for mode in file.run.modes)))
     frames = to_frames(files, modes)
-    _check_baselines(files, frames["free"])
     others: dict[Mode, pd.DataFrame] = {mode: frame for mode, frame in frames.items() if mode != "free"}
     group = Group(files, frames["free"], (), differs, others, judged)
+    _check_baselines(group)
     names = list(dict.fromkeys(group.frame["suite"]))
     suites = [
         _suite_figures(group, name, {mode: frame[frame["suite"] == name] for mode, frame in frames.items()})
@@ -404,17 +411,17 @@ def _group(files: tuple[RunFile, ...], differs: tuple[Difference, ...], judged: 
     return replace(group, suites=tuple(suites))
 
 
-def _check_baselines(files: tuple[RunFile, ...], frame: pd.DataFrame) -> None:
+def _check_baselines(group: Group) -> None:
     """Raises InvalidData where files of equal weights, prompts and settings have other greedy answers of the baseline.
 
     In float32 that means that some file's weights were changed, or that a machine computes wrongly. Files of other
     versions are left out: another library may round otherwise.
     """
-    run = files[0].run
+    files, run, frame = group.files, group.run, group.frame
     alike = all((file.run.versions, file.run.commit) == (run.versions, run.commit) for file in files)
     if len(files) == 1 or not alike or run.temperature > 0 or run.dtype != "float32" or run.imported:
         return
-    if any(method.engine is not None for method in run.methods):
+    if group.is_of_engines:
         return
     answers = frame[(frame["label"] == run.baseline) & frame["error"].isna()]
     by_file = answers.groupby(["suite", "prompt_id", "turn", "file"])["answer_id"].first().unstack("file")

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from benchctl.analysis.comparison import Group, MethodFigures, differences
+from benchctl.analysis.comparison import Group, MethodFigures, differing
 from benchctl.analysis.frame.build import claims_exact
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.metric import Metric
@@ -100,7 +100,7 @@ class Change:
         """Example: `speed-up 1.29x, was 1.40x (ratio 0.921 [0.852, 0.996])`."""
         found = self.quotient
         if found is None:
-            lacks = f"has no {self.figure} in this run, but in the previous one"
+            lacks = f"{self.figure} is missing in this run, but not in the previous one"
             return lacks if self.missing else f"{self.figure}: fewer than {LEAST_PROMPTS} common prompts"
         pattern = SPEEDUP.cell if self.figure == SPEEDUP.label else TOKENS_PER_S.cell
         ends = f"[{found.interval.low:.3f}, {found.interval.high:.3f}]"
@@ -112,8 +112,8 @@ class Change:
             return ""
         needed = self.prompts_needed
         if needed is None or not self.quotient.prompts < needed <= _MOST_PROMPTS:
-            return ", which more sessions would decide"
-        return f", which about {needed} prompts would decide instead of {self.quotient.prompts}"
+            return ", inconclusive: more sessions would decide"
+        return f", inconclusive: about {needed} prompts would decide, {self.quotient.prompts} were compared"
 
 
 @dataclass(frozen=True)
@@ -242,8 +242,8 @@ def _unmet(group: Group, required: Requirement) -> Iterator[tuple[str, Problem]]
         good = sum(counts[verdict] for verdict in REQUIREMENTS[: REQUIREMENTS.index(required) + 1] if verdict in counts)
         meets = method.lossless if required == "lossless" else good > 0 and good == sum(counts.values())
         if not meets:
-            counted = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "none has a verdict"
-            yield method.label, Problem("requirement_unmet", f"not {required}: of its answers {counted}")
+            counted = ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "without a verdict"
+            yield method.label, Problem("requirement_unmet", f"not {required}: its answers are {counted}")
 
 
 def _worse(group: Group, margin: float) -> Iterator[tuple[str, Problem]]:
@@ -292,9 +292,9 @@ def _changes(
     group: Group, previous: Group, conditions: Conditions
 ) -> tuple[Mapping[str, tuple[Change, ...]], tuple[str, ...]]:
     """For every label that was measured then: its speed-up, and on the same machine its tokens/s."""
-    differing = [each for each in differences(previous.run, group.run) if each.field not in _MACHINE]
-    if differing:
-        settings = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in differing)
+    apart = [each for each in differing(previous.files, group.files) if each.field not in _MACHINE]
+    if apart:
+        settings = "; ".join(f"{each.field} is {each.second}, in the previous run {each.first}" for each in apart)
         raise InvalidData("runs_differ", f"not comparable with {previous.files[0].path}: {settings}.")
     moved = [fact for fact in _MACHINE if group.run.machine.get(fact) != previous.run.machine.get(fact)]
     notes = []

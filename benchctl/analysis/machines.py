@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
-
-import numpy as np
-from scipy.special import stdtrit
+from statistics import geometric_mean, stdev
 
 from benchctl.analysis.comparison import Group, differences
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.intervals import LEVEL, Interval
+from benchctl.analysis.stats.intervals import LEVEL, Interval, critical
 
 _OF_MACHINE = frozenset({"cpu", "gpu"})
 
@@ -20,8 +18,8 @@ class Pooled:
 
     ``of`` names the first file of groups that differ by machine alone.
 
-    Machines are a level of their own: the interval is Student's t over the logarithms of their speed-ups, and says what
-    another machine like these would show. Two machines make it very wide.
+    Machines are a level of their own: the interval is Student's t over the logarithms of their speed-ups. It is of the
+    mean over machines like these; a single one may lie outside. Two machines make it very wide.
     """
 
     of: str
@@ -30,12 +28,11 @@ class Pooled:
 
     @property
     def value(self) -> float:
-        return exp(sum(map(log, self.each)) / len(self.each))
+        return geometric_mean(self.each)
 
     @property
     def interval(self) -> Interval:
-        error = float(np.std(np.log(self.each), ddof=1)) / sqrt(len(self.each))
-        half_width = float(stdtrit(len(self.each) - 1, 1 - LEVEL / 2)) * error
+        half_width = critical(LEVEL, len(self.each) - 1) * stdev(map(log, self.each)) / sqrt(len(self.each))
         return Interval(self.value * exp(-half_width), self.value * exp(half_width))
 
 

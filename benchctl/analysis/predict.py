@@ -7,8 +7,7 @@ cost of several rows. A method that drafts nothing costs the layers it runs and 
 further heads. All else is the gap. Times are of decoding, as shares of the baseline's time for a token, so the parts of
 an account add up. Speed-ups are per token, whatever the lengths of the answers.
 
-A token that leaves early still reads the head: the layers it ran are a share of all but the head's part of a pass. Rows
-do not count further heads, as of a rule that looks at the confidence at every exit, so one head is assumed.
+A token that leaves early still reads the head: the layers it ran are a share of all but the head's part of a pass.
 """
 
 from collections import Counter

@@ -15,7 +15,7 @@ import pandas as pd
 from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame.build import Round, broken, claims_exact, last_tries, planned_repeat
 from benchctl.analysis.frame.rows import CONDITION, COUNTER, FIDELITY
-from benchctl.analysis.judges.figures import FIRST_WINS, LONGER_WINS
+from benchctl.analysis.judges.figures import FEWEST_PROMPTS, FIRST_WINS, LONGER_WINS
 from benchctl.analysis.metrics.faithfulness import EXACT_MATCH_DIFFERENCE
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.estimates import measured_apart
@@ -25,7 +25,6 @@ from benchctl.records.labels import old_defaults
 from benchctl.records.progress import finished_prompts
 from benchctl.records.schema import COUNTED_SINCE, UNKNOWN_TARGET, Run
 
-_FEW_PROMPTS = 10
 _OTHER_LENGTH = 0.1  # share of the baseline's tokens by which a method's answers may be shorter or longer
 _UNREADABLE = 0.02  # share of judgements that may be unreadable without a warning
 _UNBIASED = 0.5  # share that the first, or the longer, answer wins of a judge without that bias
@@ -280,10 +279,10 @@ def _of_group(group: Group) -> Iterator[Warning]:
     prompts = min(method.prompts for method in group.pooled.methods)
     # Prompts of a batch share one time, so the batches of a batched run count too.
     batches = len(group.frame.groupby(["suite", "batch"])) if run.batch_size > 1 else prompts
-    if (count := min(prompts, batches)) < _FEW_PROMPTS:
+    if (count := min(prompts, batches)) < FEWEST_PROMPTS:
         one, many = ("batch", "batches") if batches < prompts else ("prompt", "prompts")
         unit = one if count == 1 else many
-        yield _warn("few_prompts", count=count, unit=unit, limit=_FEW_PROMPTS * run.batch_size)
+        yield _warn("few_prompts", count=count, unit=unit, limit=FEWEST_PROMPTS * run.batch_size)
     for name in ("versions", "commit"):
         if any(getattr(file.run, name) != getattr(run, name) for file in group.files):
             yield _warn("versions_differ", field=name)
@@ -308,7 +307,7 @@ def _of_methods(group: Group) -> Iterator[Warning]:
         if group.is_impossibly_fast(label):
             yield _warn("impossibly_fast", label=label)
         drafted, rate = _drafts(group.pairs(label))
-        if drafted >= _LONG_DRAFTS and rate >= _FORESEEN and method.prompts >= _FEW_PROMPTS:
+        if drafted >= _LONG_DRAFTS and rate >= _FORESEEN and method.prompts >= FEWEST_PROMPTS:
             yield _warn("drafts_foreseen", label=label, drafted=drafted, rate=rate)
         tokens, baseline_tokens = method.tokens, method.baseline_tokens
         if abs(tokens - baseline_tokens) > _OTHER_LENGTH * baseline_tokens:

@@ -12,8 +12,9 @@ from benchctl.analysis.comparison import Group, MethodFigures
 from benchctl.analysis.frame.build import claims_exact, pair
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import table_labels
-from benchctl.analysis.stats.estimates import Estimate, levels
+from benchctl.analysis.stats.estimates import levels
 from benchctl.analysis.stats.intervals import LEAST_PROMPTS, LEVEL, Levels, p_value
+from benchctl.analysis.tables.columns import spread
 
 _GENERATION = ["file", "session", "suite", "batch", "prompt_id", "turn", "repeat"]
 _FEWEST_LABELS = 3  # two labels are a comparison, not a search
@@ -54,10 +55,6 @@ class Winner:
     partly: bool = False
     unconfirmed: tuple[str, ...] = ()
 
-    @property
-    def pairs(self) -> int:
-        return comb(1 + len(self.slower) + len(self.tied), 2)
-
 
 @dataclass(frozen=True)
 class BestLabel:
@@ -87,7 +84,9 @@ def contest(group: Group) -> Contest:
     unconfirmed = [method for method in claiming if method.fidelity.failed + method.fidelity.unjudged > 0]
     confirmed = [method for method in claiming if method not in unconfirmed]
     ranked = sorted(confirmed, key=lambda method: method.estimate(SPEEDUP).value or 0.0, reverse=True)
-    found = beats(group.frame, [method.label for method in ranked]) if len(ranked) > 1 else frozenset[_Pair]()
+    # Speed-ups are over the baseline, even where it takes no part: an answer of it failed, or it is lossy (`--over`).
+    labels = dict.fromkeys([*(method.label for method in ranked), group.run.baseline])
+    found = beats(group.frame, list(labels)) if len(ranked) > 1 else frozenset[_Pair]()
     return Contest(tuple(ranked), tuple(method.label for method in unconfirmed), found)
 
 
@@ -136,15 +135,15 @@ def beats(frame: pd.DataFrame, labels: Sequence[str]) -> frozenset[_Pair]:
     return frozenset((a, b) if ratios[a, b][0] > 0 else (b, a) for a, b in significant)
 
 
-def holm(p_values: Mapping[_Pair, float], level: float = LEVEL) -> set[_Pair]:
-    """The significant comparisons, with a probability of at most `level` that any of them is wrong.
+def holm(p_values: Mapping[_Pair, float]) -> set[_Pair]:
+    """The significant comparisons, with a probability of at most 5% (LEVEL) that any of them is wrong.
 
-    The smallest p-value must be at most level / n, the next at most level / (n - 1), and so on until one is not.
-    Example: of 0.01, 0.02 and 0.04 all three are significant at 0.05, of 0.01, 0.03 and 0.04 only the first.
+    The smallest p-value must be at most 0.05 / n, the next at most 0.05 / (n - 1), and so on until one is not.
+    Example: of 0.01, 0.02 and 0.04 all three are significant, of 0.01, 0.03 and 0.04 only the first.
     """
     significant: set[_Pair] = set()
     for tested, labels in enumerate(sorted(p_values, key=lambda labels: p_values[labels])):
-        if p_values[labels] > level / (len(p_values) - tested):
+        if p_values[labels] > LEVEL / (len(p_values) - tested):
             break
         significant.add(labels)
     return significant
@@ -189,14 +188,16 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     result, baseline = contest(group), group.run.baseline
     reference = called.get(baseline, baseline)
     winner = _winner(result)
+    missing = ", ".join(called[label] for label in result.unconfirmed)
+    left_out = (f"Not included, because answers failed or have no verdict: {missing}.",) if missing else ()
     if winner is None:
-        return _without_winner(group, result)
+        return _without_winner(group, result, left_out)
     proven = [method for method in result.methods if (method.label, baseline) in result.beats]
     if not proven:
         best = next(method for method in result.methods if method.label != baseline)
         none_faster = f"No lossless method is significantly faster than {reference}"
-        speedup, pairs = best.estimate(SPEEDUP), comb(len(result.methods), 2)
-        fastest = f"The fastest of them: {called[best.label]}, {speedup_text(speedup)}"
+        speedup, pairs = best.estimate(SPEEDUP), comb(len({baseline, *(each.label for each in result.methods)}), 2)
+        fastest = f"The fastest of them: {called[best.label]}, {spread(speedup, SPEEDUP.cell)}"
         by_chance = speedup.interval is not None and speedup.interval.low > 1
         rivals = ((method, method.estimate(SPEEDUP)) for method in result.methods if method.label != baseline)
         is_open = [
@@ -207,18 +208,19 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
         advice = f"Keep {reference}"
         if is_open:
             name, estimate = is_open[0]
-            advice = f"Not decided: {name}, {speedup_text(estimate)}. Measure more prompts"
+            advice = f"Not decided: {name}, {spread(estimate, SPEEDUP.cell)}. Measure more prompts"
         return Summary(
             none_faster,
             (
                 f"{none_faster}.",
                 f"{fastest}; not significant in {pairs} comparisons." if by_chance else f"{fastest}.",
+                *left_out,
             ),
             advice,
         )
     best = next((method for method in proven if not result.is_beaten(method, proven)), proven[0])
     level = ", ".join(
-        f"{called[other.label]} ({speedup_text(other.estimate(SPEEDUP), interval=False)})"
+        f"{called[other.label]} ({spread(other.estimate(SPEEDUP), SPEEDUP.cell, interval=False)})"
         for other in result.methods
         if other is not best and (best.label, other.label) not in result.beats
     )
@@ -229,33 +231,27 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     same = f"lossless, {counts.identical} answers identical" if others else "same answers"
     if counts.sampled:
         same = "sampled answers, not compared"
-    headline = f"{name}: {speedup_text(speedup, interval=False)}, {same}"
+    headline = f"{name}: {spread(speedup, SPEEDUP.cell, interval=False)}, {same}"
     claim = "is fastest" if winner.label == best.label else "is faster"
     alone = all(method.label in (best.label, baseline) for method in result.methods)
-    missing = ", ".join(called[label] for label in result.unconfirmed)
     lines = (
-        f"{name} {claim}: {speedup_text(speedup)} over {reference}, {same}.",
+        f"{name} {claim}: {spread(speedup, SPEEDUP.cell)} over {reference}, {same}.",
         f"Not significantly slower: {level}." if level else "",
         "" if level or alone else "Every other lossless method is significantly slower.",
-        f"Not included, because answers failed or have no verdict: {missing}." if missing else "",
+        *left_out,
     )
     return Summary(headline, tuple(filter(None, lines)), f"Use {headline}")
 
 
-def speedup_text(estimate: Estimate, *, interval: bool = True) -> str:
-    """`1.42x [1.31, 1.55]`, or `1.42x`."""
-    ends = estimate.interval if interval else None
-    return f"{estimate.value or 0:.2f}x" + (f" [{ends.low:.2f}, {ends.high:.2f}]" if ends else "")
-
-
-def _without_winner(group: Group, result: Contest) -> Summary:
+def _without_winner(group: Group, result: Contest, left_out: tuple[str, ...]) -> Summary:
     if group.run.imported:
         reason = "imported files cannot show that answers are the same"
     elif len(result.methods) < 2:
-        reason = "no method with the same answers was measured"
+        no_answers = "no method with the same answers was measured"
+        reason = "answers failed or have no verdict" if result.unconfirmed else no_answers
     elif min(method.prompts for method in result.methods) < LEAST_PROMPTS:
         reason = f"fewer than {LEAST_PROMPTS} prompts"
     else:
         reason = "the methods answered different prompts"
     headline = f"No fastest method: {reason}"
-    return Summary(headline, (f"No fastest method is named: {reason}.",), headline)
+    return Summary(headline, (f"No fastest method is named: {reason}.", *left_out), headline)

@@ -129,8 +129,10 @@ def _print_comparison(files: Sequence[str], options: _Options) -> None:
     click.echo((render_acceptance if options.acceptance else render)(groups, options.format, view))
     if options.format == "table" and not options.full:
         more = [] if options.acceptance else ["--full"]
-        more += [] if options.by_suite else ["--by-suite"]
-        has_categories = any(group.categories_of(suite.name) for group in groups for suite in group.run.suites)
+        several = any(len(group.suites) > 1 for group in groups)
+        more += ["--by-suite"] if several and not options.by_suite else []
+        unbatched = [group for group in groups if group.run.batch_size == 1]
+        has_categories = any(group.categories_of(suite.name) for group in unbatched for suite in group.run.suites)
         more += ["--by-category"] if has_categories and not (options.by_category or options.acceptance) else []
         click.echo(f"more: {', '.join([*more, '--format json'])}")
     if options.format == "csv":

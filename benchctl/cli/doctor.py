@@ -225,12 +225,12 @@ def _facts(examination: Examination) -> Iterator[tuple[str, str]]:
     threads = "1 thread" if examination.threads == 1 else f"{examination.threads} threads"
     yield "measured on", threads if examination.device == "cpu" else examination.device
     yield (
-        "sentinel",
-        f"{examination.sentinel_s * 1e6:.1f} us per product; the slowest 5% took {seen.sentinel_spread:.0%} longer",
+        "matrix product",
+        f"{examination.sentinel_s * 1e6:.1f} us; the slowest 5% took {seen.sentinel_spread:.0%} longer",
     )
     yield "memory bandwidth", f"{examination.memory_bandwidth_mb_s / 1e3:.1f} GB/s"
     if seen.foreign_cores is not None:
-        yield "others", f"used {seen.foreign_cores:.1f} cores"
+        yield "other processes", f"used {seen.foreign_cores:.1f} cores"
     if seen.waited_share is not None:
         yield "waited for a core", f"{seen.waited_share:.0%} of the time"
 

@@ -110,7 +110,7 @@ def gate(context: click.Context, options: _Options, files: tuple[str, ...]) -> N
 def _sentence(result: GateResult) -> str:
     """The result in one line."""
     if result.outcome == "passed":
-        return f"Result: passed, {len(result.labels)} labels."
+        return f"Result: passed, {len(result.labels)} label{'s' * (len(result.labels) != 1)}."
     names = ", ".join(label.label for label in result.of(result.outcome))
     return f"Result: {result.outcome}, because of {names}."
 

@@ -192,10 +192,11 @@ def check_comparable(groups: Sequence[Group], error: type[UserError] = UserError
     """Raises the error, naming what differs, unless all files may be compared with each other."""
     if len(groups) > 1:
         differing = [
-            f"{group.files[0].path} in {', '.join(each.field for each in group.differs)}" for group in groups[1:]
+            f"{group.files[0].path} differs in {', '.join(each.field for each in group.differs)}"
+            for group in groups[1:]
         ]
         raise error(
             "runs_not_comparable",
-            f"not all files can be compared: {'; '.join(differing)} differs from {groups[0].files[0].path}. Name only "
-            f"files of one of these {len(groups)} groups.",
+            f"not all files can be compared with {groups[0].files[0].path}: {'; '.join(differing)}. Name only files of "
+            f"one of these {len(groups)} groups.",
         )

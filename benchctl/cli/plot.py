@@ -131,14 +131,14 @@ def plot(context: click.Context, output: _Output, options: _Options, files: tupl
 
 
 def _greedy(files: list[RunFile]) -> list[RunFile]:
-    """The runs without sampling. All where none is, so that the picture refuses them with its reason."""
-    greedy = [file for file in files if file.run.temperature == 0]
-    if not greedy:
+    """The runs whose answers were compared. All where none was, so that the picture refuses them with its reason."""
+    left_out = {
+        file.path: "was imported" if file.run.imported else "was sampled"
+        for file in files
+        if file.run.imported or file.run.temperature > 0
+    }
+    if len(left_out) == len(files):
         return files
-    for file in files:
-        if file.run.temperature > 0:
-            click.echo(
-                f"Note: {file.path}: was sampled, so its answers cannot be compared token by token. It is left out.",
-                err=True,
-            )
-    return greedy
+    for path, why in left_out.items():
+        click.echo(f"Note: {path}: {why}, so its answers were not compared token by token. It is left out.", err=True)
+    return [file for file in files if file.path not in left_out]

@@ -54,7 +54,7 @@ def report(files: tuple[str, ...], out: Path, scores: tuple[str, ...]) -> None:
     groups = compare(results, read_scores(scores))
     named = f"{len(results)} file{'s' if len(results) > 1 else ''}"
     made = f"Report of {named}, made by benchctl {__version__} on {utc_now():%Y-%m-%d at %H:%M} UTC"
-    embedded_models = frozenset(model.name for model in models())
+    embedded_models = frozenset(model.name for model in models() if model.package is None)
     page = page_of(groups, embedded_models, made=made)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

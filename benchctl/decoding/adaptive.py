@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchctl.decoding.drafting.grow import wide
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
@@ -43,12 +43,13 @@ class View:
 
         Probabilities are shares of the tokens that the exit head scores.
         """
-        # Half precision has steps of 1/256 below 1, too coarse for a threshold.
-        wide = torch.promote_types(self.state.dtype, torch.float32)
         if measure == "state_cosine":
-            return max(0.0, float(F.cosine_similarity(self.previous.to(wide), self.state.to(wide))))
-        top = self.logits.softmax(-1, dtype=wide).topk(2).values[0]
-        return float(top[0]) if measure == "softmax_max" else float(top[0] - top[1])
+            return max(0.0, float(F.cosine_similarity(wide(self.previous), wide(self.state))))
+        shares = wide(self.logits).softmax(-1)
+        if measure == "softmax_max":
+            return float(shares.max())
+        top = shares.topk(2).values[0]
+        return float(top[0] - top[1])
 
 
 KvFill = Callable[[Stream, View], None]

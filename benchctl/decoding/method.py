@@ -18,7 +18,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary
 from benchctl.decoding.phases import Phase, ignore_phase
-from benchctl.decoding.sampling import Sampling, draw
+from benchctl.decoding.sampling import Sampling, draw, likeliest
 from benchctl.decoding.verify import ForcedText, Verdict, verify_greedy, verify_rejection
 
 Exactness = Literal["exact", "exact_greedy", "lossy"]
@@ -75,7 +75,7 @@ class Chain:
         """Choose a token by logits [1, k] over the draft vocabulary, and add it: its place among the logits."""
         sampling = self._context.sampling
         if sampling.greedy:
-            place = int(draft_logits.argmax(-1).item())
+            place = likeliest(draft_logits)[0]
         else:
             probs = sampling.probs(draft_logits)
             place = draw(probs[0], self._context.generator)
@@ -281,7 +281,7 @@ class Speculative(Method):
     def verify(self, context: Context, draft: Draft, target_logits: Tensor) -> Verdict:
         """Verdict for logits [1 + rows, vocabulary]; the exact rules, unless a method overrides this."""
         if context.sampling.greedy:
-            return verify_greedy(draft, target_logits.argmax(-1).tolist())
+            return verify_greedy(draft, likeliest(target_logits))
         return verify_rejection(draft, context.sampling.rows(target_logits), context.generator)
 
     def run_draft(self, context: Context, root: int, draft: Draft) -> None:

@@ -13,6 +13,7 @@ from benchctl.decoding.model.footprint import footprint, forms, products
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer, talk
 from benchctl.decoding.modules.adapters import Adapters
+from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary, read_draft_vocabulary
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import OUT_OF_MEMORY, UserError, is_out_of_memory
 from benchctl.measuring.check import CheckedRun, Choice
@@ -122,7 +123,7 @@ def prompt_tokens(checked: CheckedRun) -> list[int]:
 
 
 def _modules_bytes(choice: Choice, target: Target, product_forms: float) -> int:
-    """Of a label's trained modules, and of the merged layers that adapters are decoded with."""
+    """Of a label's trained modules, the merged layers that adapters are decoded with, and its rows of the LM head."""
     method = choice.method
     if choice.unsupported or not isinstance(method, Trainable) or choice.modules is None:
         return 0
@@ -132,8 +133,11 @@ def _modules_bytes(choice: Choice, target: Target, product_forms: float) -> int:
         return 0
     values: int = sum(tensor.numel() for tensor in module.state_dict().values())
     if any(isinstance(part, Adapters) for part in module.modules()):
-        values += int(product_forms * sum(product.weight.numel() for product in products(target)))
-    return values * target.dtype.itemsize
+        values += sum(product.weight.numel() for product in products(target))
+    if isinstance(method, UsesDraftVocabulary) and method.draft_vocabulary == "stored":
+        ids = read_draft_vocabulary(choice.modules)
+        values += 0 if ids is None else len(ids) * target.info.hidden_size
+    return int(product_forms * values) * target.dtype.itemsize
 
 
 def _fast_tier_bytes(choice: Choice, target: Target) -> int:

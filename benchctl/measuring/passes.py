@@ -8,6 +8,7 @@ import torch
 
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.model.target import Target
+from benchctl.decoding.sampling import likeliest
 
 _TEXT_TOKENS, _ROWS = 64, 4
 _FEWEST_PASSES, _MOST_PASSES, _ENOUGH_S = 3, 12, 1.0
@@ -26,7 +27,7 @@ class Passes:
         """One pass of a chain of rows behind the text, from the embedding to the likeliest tokens on the host."""
         target, layout = self.target, self.target.layout(self._start, range(self._start, self._start + rows))
         states = target.run(target.embed(self._tokens(rows)), self._cache, 0, target.layers, layout)
-        target.head(states).argmax(-1).tolist()
+        likeliest(target.head(states))
 
     def _tokens(self, count: int) -> list[int]:
         return [index * 7919 % self.target.vocabulary for index in range(count)]
@@ -34,12 +35,12 @@ class Passes:
 
 @torch.inference_mode()
 def one_row_cost(target: Target, clock: Callable[[], float]) -> float | None:
-    """Seconds of a pass of one row / those of a pass of four rows, of the best pass each; None with an encoder.
+    """Seconds of a pass of one row / those of one of four rows, of the best pass each; None with encoder or experts.
 
     Both read the same weights, so above 1 the kernels of one row are slow on this machine. The baseline takes one row
     and verification several: every speed-up is then too high.
     """
-    if target.encoder is not None:
+    if target.encoder is not None or target.info.experts_per_token:
         return None
     passes = Passes(target, min(_TEXT_TOKENS, target.context_tokens - _ROWS), _ROWS)
     best_s, begun_s = {1: float("inf"), _ROWS: float("inf")}, clock()

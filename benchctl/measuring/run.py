@@ -54,7 +54,7 @@ EXECUTOR = "static"  # a preallocated cache, no compilation
 _NO_ROOM = "there is not enough memory for it"
 _DRAFT_ROOM = 128  # tokens that an engine may draft beyond the end of an answer
 _CONTEXT_UNIT = 256  # an engine's context is a multiple, as some engines round it
-ATTENTION = "bmm+sdpa"  # see decoding/model/kernels.py
+ATTENTION = "bmm+sdpa"  # see decoding/model/layers.py
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,8 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
     bandwidth = bandwidth_mb_s(checked.device, settings.models.threads) if settings.watch else None
     if bandwidth is not None:
         machine["memory_bandwidth_mb_s"] = round(bandwidth, 1)
-    if settings.watch and choices[0].engine is None and (cost := one_row_cost(target, Clock(checked.device))):
+    runs_one_row = choices[0].engine is None and settings.batch_size == 1
+    if settings.watch and runs_one_row and (cost := one_row_cost(target, Clock(checked.device))):
         machine["one_row_cost"] = round(cost, 3)
     draft = next(filter(None, (choice.draft_model(names.draft) for choice in choices if not choice.unsupported)), "")
     answers = settings.answers

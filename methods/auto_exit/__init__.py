@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.drafting.grow import wide
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import CarriesOver, Chain, Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import ExitHeads, ExitModule, Exits, eighths, exits_loss, read_exits
 from benchctl.decoding.modules.trainable import SecondStage, Trainable, TrainingBatch, TrainingDefaults
 
-from .estimates import Estimates, shares
+from .estimates import Estimates
 
 _PROMPT_ROWS = 33  # last rows of the prompt that estimates begin with, as in the authors' code
 
@@ -118,7 +119,7 @@ class AutoExit(ExitHeads, Speculative, Trainable, CarriesOver):
             place = chain.add(draft_logits)
             stream.push(chain.tokens[-1:])
             # No token is below the threshold nan, of an exit that was never right or never wrong.
-            if self.stop == "confidence" and float(shares(draft_logits)[0, place]) < least:
+            if self.stop == "confidence" and float(wide(draft_logits).softmax(-1)[0, place]) < least:
                 break
         return chain.draft()
 
@@ -142,7 +143,7 @@ class AutoExit(ExitHeads, Speculative, Trainable, CarriesOver):
         """From the states [rows, width] at each exit of rows whose logits [rows, vocabulary] the target gave."""
         right, likely = list[Tensor](), list[Tensor]()
         for layer, state in states.items():
-            likeliest = shares(self.exit_head(target, layer, state)).max(-1)
+            likeliest = wide(self.exit_head(target, layer, state)).softmax(-1).max(-1)
             right.append(self.vocabulary.ids_at(likeliest.indices) == target_logits.argmax(-1))
             likely.append(likeliest.values)
         self.store.learn(torch.stack(right).cpu(), torch.stack(likely).cpu(), self.decay)

@@ -8,11 +8,6 @@ import torch
 from torch import Tensor
 
 
-def shares(logits: Tensor) -> Tensor:
-    """Probabilities of ``logits`` [rows, k], where half precision would be too coarse for a threshold."""
-    return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
 class Estimates:
     """What the likeliest token of each exit was worth on verified rows; of [exits, 2] first of right ones, then wrong.
 

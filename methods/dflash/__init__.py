@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import Draft
+from benchctl.decoding.drafting.grow import wide
 from benchctl.decoding.method import Chain, Context, Outcome, Speculative, check_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, UsesDraftVocabulary
@@ -122,7 +123,7 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
         for row in torch.split(drafter(token), 1)[: min(budget, self.draft_tokens)]:
             draft_logits = drafter.after(token, row)
             if self.confidence:
-                joint *= float(draft_logits.softmax(-1, dtype=torch.promote_types(row.dtype, torch.float32)).max())
+                joint *= float(wide(draft_logits).softmax(-1).max())
                 if joint < self.confidence:
                     break
             chain.add(draft_logits)

@@ -159,9 +159,10 @@ class Eagle(Speculative, Trainable, UsesDraftVocabulary):
         return node_probs(self._drafter(frontier), context.sampling, self.vocabulary, context.target.vocabulary)
 
     def observe(self, context: Context, outcome: Outcome) -> None:
-        stream, kept = context.stream, list(outcome.kept_rows)
+        stream = context.stream
+        kept = torch.tensor(outcome.kept_rows, device=context.target.device)
         for tap, feature in zip(stream.taps, stream.features, strict=True):
-            rows = feature[kept]
+            rows = feature.index_select(0, kept)
             self._unread[tap] = torch.cat((self._unread[tap], rows)) if tap in self._unread else rows
 
 

@@ -99,7 +99,7 @@ class Medusa(Speculative, Trainable, UsesDraftVocabulary):
             module = load_modules(self, "medusa", target, self.modules)
             weights, findings = module.state_dict(), read_facts(self.modules).findings
         shared = self.vocabulary.lm_head(target) if self.head == "shared" else None
-        self._heads = Heads(weights, self.heads, self.vocabulary, shared)
+        self._heads = Heads(weights, self.heads, target.form, self.vocabulary, shared)
         ids = self.vocabulary.ids
         self._paths = self._plan(findings, target.vocabulary if ids is None else len(ids))
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.drafting.trees import Path, likeliest, sparse_tree
-from benchctl.decoding.model.kernels import Linear
+from benchctl.decoding.model.kernels import Form, Linear
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary
 from benchctl.decoding.modules.losses import divergences, exit_losses, wanted_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
@@ -65,7 +65,7 @@ def fresh_heads(lm_head: Tensor, heads: int, shared: bool) -> nn.ModuleList:
 
 
 class Heads:
-    """The first ``heads`` of the heads that have these weights, each layer of all of them as one product.
+    """The first ``heads`` of the heads that have these weights, whose products are in a ``form`` as of Linear.
 
     They end with LM heads of their own for the tokens of ``vocabulary``, or with ``shared``.
     """
@@ -74,35 +74,34 @@ class Heads:
         self,
         weights: Mapping[str, Tensor],
         heads: int,
+        form: Form,
         vocabulary: DraftVocabulary = ALL_TOKENS,
         shared: Linear | None = None,
     ) -> None:
-        def together(name: str) -> Tensor:
-            return torch.stack([weights[f"{head}.{name}"].detach() for head in range(heads)])
-
         blocks = sum(name.startswith("0.") and name.endswith(".linear.weight") for name in weights)
         self._blocks = [
-            (_turned(together(f"{block}.linear.weight")), together(f"{block}.linear.bias").unsqueeze(1))
-            for block in range(blocks)
+            [
+                Linear(weights[f"{head}.{block}.linear.weight"], weights[f"{head}.{block}.linear.bias"], form)
+                for block in range(blocks)
+            ]
+            for head in range(heads)
         ]
-        self._shared = shared
-        if shared is None:
-            self._own = _turned(vocabulary.of(together(f"{blocks}.weight").mT).mT)
+        self._shared, self._own = shared, list[Linear]()
+        for head in range(heads if shared is None else 0):
+            own = vocabulary.of(weights[f"{head}.{blocks}.weight"].mT).mT
+            self._own.append(Linear(own.contiguous(), None, form))
 
     def __call__(self, final: Tensor, count: int) -> Tensor:
         """Draft logits [count, k] of the first ``count`` heads for one normed state [1, width]."""
-        inner = final.expand(count, 1, -1)
-        for weight, bias in self._blocks:
-            inner = inner + F.silu(torch.baddbmm(bias[:count], inner, weight[:count]))
+        read = list[Tensor]()
+        for blocks in self._blocks[:count]:
+            inner = final
+            for block in blocks:
+                inner = inner + F.silu(block(inner))
+            read.append(inner)
         if self._shared is not None:
-            return self._shared(inner.squeeze(1))
-        return torch.bmm(inner, self._own[:count]).squeeze(1)
-
-
-def _turned(weight: Tensor) -> Tensor:
-    """[heads, inputs, outputs] of [heads, outputs, inputs], laid out as the product of one row reads it fastest."""
-    turned = weight.mT
-    return turned.contiguous() if weight.device.type == "cpu" and weight.dtype == torch.float32 else turned
+            return self._shared(torch.cat(read))
+        return torch.cat([own(inner) for own, inner in zip(self._own, read, strict=False)])
 
 
 def _own(head: nn.Module) -> nn.Linear | None:

@@ -75,6 +75,13 @@ def test_trained_modules_count_where_both_runs_have_the_label() -> None:
     assert differences(one, other) == (Difference("modules", "medusa aa", "medusa zz"),)
 
 
+def test_a_group_names_what_sets_it_apart_from_any_file_of_the_first() -> None:
+    """Only the first file was looked at: a group of other modules had no reason, and an error without a setting."""
+    heads = (replace(RUN, methods=(*RUN.methods, replace(method("medusa"), modules_sha256=name))) for name in "az")
+    files = [file_of(usual_rows(), run, f"{number}.jsonl") for number, run in enumerate((RUN, *heads))]
+    assert [[each.field for each in group.differs] for group in compare(files)] == [[], ["modules"]]
+
+
 def test_options_count_where_both_runs_have_the_label() -> None:
     """A default that changes gives an old label another meaning; an option that an old file lacks is no difference."""
     drafters = (replace(method("m2r2"), options=options) for options in ({"width": 1, "exit": 0}, {"width": 2}))

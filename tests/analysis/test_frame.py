@@ -56,8 +56,8 @@ def test_a_run_without_rows_is_an_empty_frame() -> None:
 def test_only_rows_of_the_mode_asked_for_are_in_the_frame_and_by_default_the_free_ones() -> None:
     forced = [replace(row, mode="replay", step_s=(9.0,) * len(row.step_s)) for row in (baseline_row(), drafted_row())]
     rows = [baseline_row(), drafted_row(), *forced]
-    assert list(frame_of(rows)["mode"]) == ["free", "free"]
-    assert list(frame_of(rows, mode="replay")["mode"]) == ["replay", "replay"]
+    assert list(frame_of(rows)["decode_s"]) == [8.0, 4.0]
+    assert list(frame_of(rows, mode="replay")["decode_s"]) == [72.0, 36.0]
     assert list(pairs_of(rows)["decode_s_baseline"]) == [8.0]
     assert list(pairs_of(rows, mode="replay")["decode_s_baseline"]) == [72.0]
 

@@ -231,7 +231,9 @@ def test_panels_of_suites_share_one_key_and_their_axes() -> None:
 
 def test_a_name_is_enough_for_the_only_label_and_several_have_numbers() -> None:
     """early_exit and deed each have a lossless label and a lossy one: their markers differ."""
-    items = {item.labels[0]: item for item in items_of([panel_of(group, FidelityAxis()) for group in many()])}
+    items = {
+        item.labels[0]: item for item in items_of([panel_of(group, FidelityAxis(TOKEN_AGREEMENT)) for group in many()])
+    }
     assert (items[FOURTEEN[4]].name, items[FOURTEEN[4]].details) == ("early_exit", "")
     assert (items[FOURTEEN[9]].name, items[FOURTEEN[9]].details) == ("early_exit", "")
     assert (items[FOURTEEN[3]].name, items[FOURTEEN[3]].details) == ("medusa 1", "heads=2")

@@ -15,8 +15,9 @@ from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
 from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.plots.catalogue import Request
 from benchctl.analysis.plots.style import SIZES
-from benchctl.analysis.plots.waterfall import Waterfall, waterfalls
+from benchctl.analysis.plots.waterfall import Waterfall, draw, waterfalls
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
 
@@ -162,6 +163,16 @@ def test_methods_that_were_not_profiled_are_named_and_files_without_any_are_refu
     free = groups_of(file_of(row for row in rows if row.mode == "free"))
     with refused("not_profiled", "--profile"):
         write_picture("waterfall", free, tmp_path / "plot.png", SIZES["screen"])
+
+
+def test_a_file_of_the_baseline_alone_is_left_out(tmp_path: Path) -> None:
+    """After `doctor --aa` nothing in results/ could be drawn."""
+    rows = [row for row in usual_file().rows if row.label == BASELINE]
+    alone = file_of(rows, replace(RUN, threads=2, methods=RUN.methods[:1]), "aa.jsonl")
+    drawing = draw(groups_of(usual_file(), alone), Request(SIZES["screen"]))
+    assert any("aa.jsonl" in note for note in drawing.notes)
+    with refused("only_baseline"):
+        draw(groups_of(alone), Request(SIZES["screen"]))
 
 
 def test_the_fastest_method_comes_first_and_small_changes_have_no_row(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -213,6 +214,12 @@ def test_only_what_both_answered_in_both_modes_counts() -> None:
     assert account.prompts == 5
 
 
+def replace_modules(sha256: str) -> RunFile:
+    """A file whose modules differ from those of another one, and not from a file of the baseline alone."""
+    methods = (RUN.methods[0], *(replace(each, modules_sha256=sha256) for each in RUN.methods[1:]))
+    return replace(usual_file(), run=replace(RUN, methods=methods), path=Path(f"{sha256}.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("files", "id", "fact"),
     [
@@ -221,6 +228,11 @@ def test_only_what_both_answered_in_both_modes_counts() -> None:
             [usual_file(), file_of(usual_file().rows, replace(RUN, dtype="bfloat16"), "other")],
             "runs_differ",
             "other.jsonl: dtype is bf",
+        ),
+        (
+            [file_of([row_of(BASELINE, [PLAIN])]), *(replace_modules(sha256) for sha256 in ("aa", "zz"))],
+            "runs_differ",
+            "zz.jsonl: modules is",
         ),
         ([file_of([], replace(RUN, batch_size=4))], "batched_run", "--batch-size 1"),
     ],

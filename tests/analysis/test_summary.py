@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 from compared import group_of, value_of
-from fixtures_records import BASELINE
+from fixtures_records import BASELINE, failed, method
 from test_winner import rows_of, run_of
 
 from benchctl.analysis.metrics.speed import SPEEDUP
-from benchctl.analysis.stats.estimates import Estimate
-from benchctl.analysis.stats.intervals import Interval
-from benchctl.analysis.winner import speedup_text, summarise
+from benchctl.analysis.winner import summarise
 
 
 def numbers(paces: dict[str, float], noise: float = 0.001) -> tuple[str, tuple[str, ...]]:
@@ -65,15 +63,23 @@ def test_names_replace_labels() -> None:
     assert summarise(group, {"a[x=1]": "Ours", "a[x=2]": "Other", BASELINE: "Plain"}).headline.startswith("Ours:")
 
 
-@pytest.mark.parametrize(
-    ("estimate", "shown"),
-    [
-        (Estimate(SPEEDUP, 1.5, Interval(1.4, 1.6)), ("1.50x [1.40, 1.60]", "1.50x")),
-        (Estimate(SPEEDUP, 1.5, None), ("1.50x", "1.50x")),
-    ],
-)
-def test_a_speed_up_as_text(estimate: Estimate, shown: tuple[str, str]) -> None:
-    assert (speedup_text(estimate), speedup_text(estimate, interval=False)) == shown
+def test_speed_ups_over_a_baseline_that_takes_no_part_are_judged_too() -> None:
+    """With one failed answer of the baseline, 1.50x [1.50, 1.50] was "not significantly faster"."""
+    paces = {"a": 1.4, "b": 1.5}
+    rows = [failed(row) if row.label == BASELINE and row.prompt_id == "p3" else row for row in rows_of(paces)]
+    found = summarise(group_of(rows, run_of(paces)))
+    assert found.headline.startswith("b: 1.50x") and BASELINE in found.lines[-1]
+    run = run_of(paces)
+    lossy = replace(run, methods=(method(BASELINE, "lossy"), *run.methods[1:]))
+    assert summarise(group_of(rows_of(paces), lossy)).headline.startswith("b: 1.50x")
+
+
+@pytest.mark.parametrize("paces", [{"b": 2.0}, {"a": 0.9, "b": 2.0}])
+def test_a_method_with_a_failed_answer_is_named_whatever_the_finding(paces: dict[str, float]) -> None:
+    rows = [failed(row) if (row.label, row.prompt_id) == ("b", "p3") else row for row in rows_of(paces)]
+    found = summarise(group_of(rows, run_of(paces)))
+    assert found.lines[-1].endswith(": b.") and len(found.lines) == len(paces) + 1
+    assert "failed" in found.headline or len(paces) > 1
 
 
 def test_the_same_answers_are_claimed_only_where_all_are_identical() -> None:

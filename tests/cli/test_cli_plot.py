@@ -39,11 +39,15 @@ def test_without_files_everything_in_results_is_plotted(tmp_path: Path, monkeypa
 
 
 def test_a_sampled_run_in_results_does_not_keep_the_others_from_being_plotted(tmp_path: Path, file: Path) -> None:
-    """README's own commands measured a sampled run into results/, and then nothing there could be plotted."""
+    """README's own commands measured a sampled run into results/, and then nothing there could be plotted.
+
+    Nor after `benchctl import`, whose file has no verdicts."""
     rows = [replace(row, verdict=row.verdict and "sampled", first_divergence=None) for row in usual_rows(3)]
     sampled, out = write(tmp_path / "0.jsonl", rows, replace(RUN, temperature=0.7)), tmp_path / "plot.svg"
-    result = _plot("--pareto", sampled, file, "--out", out)
-    assert (result.exit_code, str(sampled) in result.stderr) == (0, True)
+    unjudged = [replace(row, verdict=None, first_divergence=None) for row in rows]
+    imported = write(tmp_path / "1.jsonl", unjudged, replace(RUN, imported="medusa"))
+    result = _plot("--pareto", sampled, imported, file, "--out", out)
+    assert (result.exit_code, str(sampled) in result.stderr, str(imported) in result.stderr) == (0, True, True)
     assert out.read_text().startswith("<?xml") and "not comparable" not in out.read_text()
     assert "--temperature 0" in _plot("--pareto", sampled, "--out", out).stderr
 

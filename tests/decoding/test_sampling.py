@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from benchctl.decoding.sampling import Sampling, draw
+from benchctl.decoding.sampling import Sampling, draw, likeliest
 
 SETTINGS = list(itertools.product((0.3, 1.0, 1.7), (0, 1, 5, 40), (0.05, 0.5, 0.9, 1.0)))
 
@@ -55,6 +55,13 @@ def test_probabilities_are_float64_whatever_the_logits_are() -> None:
         probs = Sampling(1.0).probs(logits().to(dtype))
         assert probs.dtype == torch.float64
         torch.testing.assert_close(probs.sum(-1), torch.ones(16, dtype=torch.float64), rtol=0.0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_of_equal_logits_the_first_is_the_likeliest(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[0.0, 2.0, 2.0, -1.0], [-3.0, -3.0, -3.0, -3.0], [1.0, torch.nan, 5.0, torch.nan]])
+    assert likeliest(rows.to(dtype)) == [1, 0, 1]
+    assert likeliest(logits().to(dtype)) == logits().to(dtype).argmax(-1).tolist()
 
 
 def test_warping_leaves_the_logits_alone() -> None:

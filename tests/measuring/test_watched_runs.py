@@ -121,7 +121,7 @@ def test_doctor_shows_the_machine_and_its_problems_to_people_and_programs() -> N
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert "measured on       1 thread" in lines and "memory bandwidth  17.7 GB/s" in lines
-    assert any(line.startswith("sentinel") and "73.1 us" in line and "1%" in line for line in lines)
+    assert any(line.startswith("matrix product") and "73.1 us" in line and "1%" in line for line in lines)
     assert any(line.startswith("* ") and "30%" in line for line in lines)
     assert max(map(len, lines)) <= 80
     shown = json.loads(invoke("doctor", "--device", "cpu", "--json").stdout)

@@ -146,7 +146,7 @@ def test_all_heads_together_say_what_each_says_alone(blocks: int, count: int) ->
     weights = {name: weight.double() for name, weight in made(pair("llama").target, 4, blocks).items()}
     final = torch.randn(1, 32, dtype=torch.float64)
     expected = torch.stack([plain(weights, head, blocks, final[0]) for head in range(count)])
-    torch.testing.assert_close(Heads(weights, 3)(final, count), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(Heads(weights, 3, "plain")(final, count), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_folder_may_hold_more_heads_than_its_configuration_tells(tmp_path: Path) -> None:

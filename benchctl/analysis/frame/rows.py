@@ -122,7 +122,6 @@ class Line(NamedTuple):
     label: str
     repeat: int
     session: int
-    mode: str
     prompt_tokens: int
     new_tokens: int | None
     steps: int | None
@@ -165,7 +164,7 @@ def named_amounts(row: Row) -> Iterator[tuple[str, float | None]]:
 
 
 _AS_IN_ROW = (
-    *("turn", "repeat", "session", "mode", "prompt_tokens", "ttft_s", "peak_memory_bytes"),
+    *("turn", "repeat", "session", "prompt_tokens", "ttft_s", "peak_memory_bytes"),
     *("reserved_memory_bytes", "stop_reason", "verdict", "first_divergence", "invalid", "error"),
 )
 

@@ -42,11 +42,10 @@ class Answer:
 class ComparedAnswer:
     """A method's answer and the baseline's; `verdict`, `first_divergence`, `margin` and `noise` as in its row.
 
-    `group` and `file` are numbers. A judgement has the judge's name and the fields of _OF_SCORE.
+    `group` is a number. A judgement has the judge's name and the fields of _OF_SCORE.
     """
 
     group: int
-    file: int
     place: RowKey
     verdict: str | None
     first_divergence: int | None
@@ -135,7 +134,6 @@ def _compared_answer(number: int, place: _Place, row: Row, baseline: Row, scores
     texts = {text_sha256(row.text), text_sha256(baseline.text), ""}
     return ComparedAnswer(
         group=number,
-        file=place[0],
         place=place[1],
         verdict=row.verdict,
         first_divergence=row.first_divergence,

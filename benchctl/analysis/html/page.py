@@ -11,7 +11,7 @@ from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.catalogue import Request, helps, plot
 from benchctl.analysis.plots.style import SIZES
 from benchctl.analysis.tables.columns import BASELINE_CELL, NONE, Block, agreement_sentences, brief
-from benchctl.analysis.tables.text import blocks, note, prompts_of
+from benchctl.analysis.tables.text import blocks, differing_settings, note, prompts_of
 from benchctl.analysis.warnings import warnings
 from benchctl.analysis.winner import summarise
 from benchctl.errors import UserError
@@ -99,7 +99,6 @@ def section(groups: Sequence[Group], group: Group, embedded_models: frozenset[st
     """The content for one of `groups`. `embedded_models` are the names of models too small for good answers."""
     number = groups.index(group) + 1
     summary = summarise(group)
-    differing = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in group.differs)
     target = group.run.target
     return Section(
         number=number,
@@ -107,7 +106,7 @@ def section(groups: Sequence[Group], group: Group, embedded_models: frozenset[st
         headline=summary.advice,
         reasons=summary.lines if summary.advice != summary.headline else (),
         setup=_setup(group),
-        differs=f"Not comparable with group 1: {differing}." if differing else "",
+        differs=" ".join(differing_settings(group)),
         poor=f"{target.name} has {_millions(target)}: its answers are poor." if target.name in embedded_models else "",
         names=table_labels([method.label for method in group.pooled.methods]),
         pooled=_part(group, group.pooled, f"g{number}-"),

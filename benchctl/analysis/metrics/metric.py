@@ -15,7 +15,7 @@ from typing import Literal
 
 import pandas as pd
 
-from benchctl.records.schema import Mode, Run
+from benchctl.records.schema import Mode
 
 Better = Literal["higher", "lower"]
 Rate = Literal["tokens/s", "MB/s", "nats/token"]
@@ -37,7 +37,7 @@ class Metric:
     says whether pairs hold what the metric sums; without it the metric always applies.
 
     A metric with a `table` has a column there, headed by `title`: `scale` times the value, formatted by `cell`, with
-    its 95% interval if `interval`. `on` says for which runs. The column is left out where no method of a comparison
+    its 95% interval if `interval`. The column is left out where no method of a comparison
     has a value other than `trivial`, and a table without columns is left out. New tables come after the built-in ones.
     """
 
@@ -57,7 +57,6 @@ class Metric:
     scale: float = 1
     interval: bool = False
     trivial: float | None = None
-    on: Callable[[Run], bool] | None = None
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -41,10 +40,10 @@ ENERGY = _of_machine(
 
 
 def _memory(name: str, label: str, title: str) -> Metric:
-    tops, bottoms = where_known(name), where_known(name, ones)
+    """Of a GPU: on a CPU the peak is the most that the process ever held, and no figure of one method."""
+    tops, bottoms = (where_known("reserved_memory_bytes", each) for each in (column(name), ones))
     return _of_machine(name, label, "bytes", "lower", tops, bottoms, title=title, cell="{:,.0f}", scale=1e-6)
 
 
-# On a CPU this is the largest memory that the process ever held, no figure of one method: no column.
-PEAK_MEMORY = replace(_memory("peak_memory_bytes", "peak memory", "peak memory MB"), on=lambda run: run.device != "cpu")
+PEAK_MEMORY = _memory("peak_memory_bytes", "peak memory", "peak memory MB")
 RESERVED_MEMORY = _memory("reserved_memory_bytes", "memory held by torch", "held by torch MB")

@@ -51,7 +51,7 @@ class Plot:
     """A picture. `draw` gets the groups of runs that may be compared.
 
     options       options of `benchctl plot` that the picture uses, other than --out and --size
-    needs_greedy  whether sampled runs are left out
+    needs_greedy  whether sampled and imported runs are left out
     """
 
     draw: Callable[[Sequence[Group], Request], Drawing]

@@ -27,7 +27,7 @@ AGAINST_BASELINE: Final = (TOKEN_AGREEMENT, TARGET_AGREEMENT, TARGET_ANSWERS)  #
 class FidelityAxis:
     """A metric, and for a judge's score the judge. `instead` is the metric that would be drawn if it were measured."""
 
-    metric: Metric = TOKEN_AGREEMENT
+    metric: Metric
     judge: Judge | None = None
     instead: Metric | None = None
 
@@ -76,7 +76,10 @@ class FidelityAxis:
         if self.judge:
             return f"no answers that {self.judge.name} judged. Judge them: benchctl judge."
         if self.metric in AGAINST_BASELINE:
-            return "no answers to compare token by token (were they sampled?). Plot a run with --temperature 0."
+            return (
+                "no answers to compare token by token: sampled and imported files have none. Plot a run with "
+                "--temperature 0."
+            )
         return "no answers that can be checked. Plot a run with --bench tasks or gsm8k."
 
 

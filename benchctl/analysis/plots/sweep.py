@@ -250,8 +250,9 @@ def _notes(groups: Sequence[Group], request: Request, found: Sequence[Sweep]) ->
         yield f"the picture is of {name}. Also swept: --method {', '.join(others)}."
     if not any(len(line.points) > 1 for sweep in found for line in sweep.lines):
         yield f"no two labels of {name} differ in {option} alone: the picture does not show its effect."
-    if refused := [method.label for sweep in found for method in sweep.group.pooled.methods if method.refused]:
-        yield f"left out, since no figure of them may be used: {', '.join(refused)}."
+    refused = (method.label for sweep in found for method in sweep.group.pooled.methods if method.refused)
+    if left_out := dict.fromkeys(label for label in refused if label.partition("[")[0] == name):
+        yield f"left out, because their figures are refused: {', '.join(left_out)}."
     if any(method.estimate(SPEEDUP).interval is None for sweep in found for method in sweep.methods):
         yield "a point without a bar has no interval. Measure more prompts."
 

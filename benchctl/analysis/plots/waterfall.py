@@ -117,7 +117,14 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     style = request.style
     baselines = {group.run.baseline for group in groups}
     labels = [label for label in chosen(groups, request.methods) if label not in baselines]
-    by_group = [(group, *waterfalls(group, labels)) for group in groups]
+    by_group, problems = list[tuple[Group, tuple[Waterfall, ...], tuple[str, ...]]](), list[UserError]()
+    for group in groups:
+        try:
+            by_group.append((group, *waterfalls(group, labels)))
+        except UserError as error:  # of batches, imported, or of the baseline alone
+            problems.append(error)
+    if not by_group:
+        raise problems[0]
     profiled = [waterfall.label for _, methods, _ in by_group for waterfall in methods]
     if not profiled:
         raise UserError(
@@ -133,7 +140,8 @@ def draw(groups: Sequence[Group], request: Request) -> Drawing:
     figure, parts = new_panels([group for group, _ in shown], titles, style, heights)
     for part, (_, methods) in zip(parts, shown, strict=True):
         _draw(part, methods, names, style)
-    return Drawing(figure, [note for _, _, notes in by_group for note in notes])
+    notes = [note for _, _, notes in by_group for note in notes]
+    return Drawing(figure, [*notes, *(f"{problem} It is left out." for problem in problems)])
 
 
 PLOT = Plot(draw, options=("suites", "by_suite", "methods"))

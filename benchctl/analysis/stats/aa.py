@@ -36,7 +36,7 @@ class SelfComparison:
     splits: int = SPLITS
 
 
-def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed: int = 0) -> SelfComparison:
+def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS) -> SelfComparison:
     """Assign the repeats of each of the baseline's answers to two equal arms at random, `splits` times.
 
     Repeats of an answer are measured close to each other, as the arms of a comparison are. So each split is a
@@ -49,7 +49,7 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
     if run.temperature > 0:
         raise UserError(
             "sampled_answers",
-            f"{files[0].path}: its answers are sampled: each repeat is another text. Measure greedily.",
+            f"{files[0].path}: its answers are sampled, so repeats differ. Measure with --temperature 0.",
         )
     times_s, levels = _cells(to_frames(files, ["free"])["free"], run.baseline)
     prompts = int(levels.prompt.max(initial=-1)) + 1
@@ -61,7 +61,7 @@ def compare_with_itself(files: Sequence[RunFile], *, splits: int = SPLITS, seed:
         )
     # Two arms [cells, splits]: sums of one half of the repeats of each cell, and of the other.
     cells, repeats = times_s.shape
-    first = np.argsort(np.random.default_rng(seed).random((splits, cells, repeats)), axis=2) < repeats // 2
+    first = np.argsort(np.random.default_rng(0).random((splits, cells, repeats)), axis=2) < repeats // 2
     above = (times_s * first).sum(axis=2).T
     below = times_s.sum(axis=1)[:, None] - above
     intervals = [interval for interval in ratio_intervals(above, below, levels) if interval is not None]

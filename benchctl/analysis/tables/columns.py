@@ -127,7 +127,7 @@ def spread(estimate: Estimate, pattern: str, scale: float = 1, *, interval: bool
 
 
 def _is_shown(group: Group, metric: Metric) -> bool:
-    if not metric.table or (metric.on and not metric.on(group.run)):
+    if not metric.table:
         return False
     values = (method.estimate(metric).value for method in group.pooled.methods)
     return any(value is not None and value != metric.trivial for value in values)

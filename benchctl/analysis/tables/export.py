@@ -109,7 +109,6 @@ def _group(group: Group) -> Document:
             "label": winner.label,
             "slower": list(winner.slower),
             "not_significantly_slower": list(winner.tied),
-            "compared_pairs": winner.pairs,
             "not_all_answered": winner.partly,
             "answers_not_known": list(winner.unconfirmed),
         },

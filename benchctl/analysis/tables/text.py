@@ -139,9 +139,8 @@ def _names(group: Group, view: View) -> dict[str, str]:
 def _parts(groups: Sequence[Group], group: Group, view: View) -> Iterator[Paragraph | Grid]:
     """The answer of a group, and in the full view everything else."""
     names = _names(group, view)
-    files = f"Files: {', '.join(str(file.path) for file in group.files)}; {prompts_of(group)}."
-    above = (files, *heading(groups, group)) if view.full else tuple(_brief_heading(groups, group, view.width))
-    yield Paragraph(above)
+    above = _heading(groups, group) if view.full else _brief_heading(groups, group, view.width)
+    yield Paragraph(tuple(above))
     table = named_columns(group, view.columns) if view.columns else brief(group)
     if table.columns:
         yield _grid(table, group, view, names, ranked=True)
@@ -193,7 +192,7 @@ def _machines(groups: Sequence[Group], view: View) -> Iterator[Paragraph | Grid]
         )
     rows = {f"as {of}" if len(sections) > 1 else "": tuple(lines) for of, lines in sections.items()}
     yield Grid("Several machines", ("method", "machines", "speed-up [95%]", "of each"), rows)
-    yield Paragraph(("Geometric mean; the interval says what another machine like these would show.",), "note")
+    yield Paragraph(("Geometric mean and its interval. A single machine may lie outside of it.",), "note")
 
 
 def _grid(
@@ -243,32 +242,36 @@ def blocks(group: Group) -> tuple[Block, ...]:
     return (*metric_blocks(group), *judge_blocks(group))
 
 
-def heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
+def _number(groups: Sequence[Group], group: Group) -> str:
+    return f"Group {groups.index(group) + 1} of {len(groups)}: " if len(groups) > 1 else ""
+
+
+def _heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
     """The files of a group, what sets it apart from the first group, its baseline and settings."""
-    if len(groups) > 1:
-        names = ", ".join(str(file.path) for file in group.files)
-        yield f"Group {groups.index(group) + 1} of {len(groups)}: {names}"
-    yield from _differing(group)
+    names = ", ".join(str(file.path) for file in group.files)
+    yield f"{_number(groups, group) or 'Files: '}{names}; {prompts_of(group)}."
+    yield from differing_settings(group)
     executor = "" if group.run.imported else f", {group.run.executor} executor"
     yield f"Baseline {group.run.baseline} on {_settings(group.run)}{executor}."
 
 
-def _differing(group: Group) -> Iterator[str]:
+def differing_settings(group: Group) -> Iterator[str]:
+    """Why a group is not comparable with the first one."""
     if group.differs:
-        differing = "; ".join(f"{each.field} is {each.second}, there {each.first}" for each in group.differs)
+        differing = "; ".join(f"{each.field} is {each.second}, in group 1 {each.first}" for each in group.differs)
         yield f"Not comparable with group 1: {differing}."
 
 
 def _brief_heading(groups: Sequence[Group], group: Group, width: int) -> Iterator[str]:
     """Files and prompts; then target, machine and sampling."""
-    number = f"Group {groups.index(group) + 1} of {len(groups)}: " if len(groups) > 1 else ""
+    number = _number(groups, group)
     path = group.files[0].path
     files = f"{path.name} and {len(group.files) - 1} more" if len(group.files) > 1 else str(path)
     prompts = f": {prompts_of(group)}"
     files = files if len(number) + len(files) + len(prompts) <= width else path.name
     yield f"{number}{files}{prompts}"
     yield from wrap(_settings(group.run), width)
-    yield from _differing(group)
+    yield from differing_settings(group)
 
 
 def prompts_of(group: Group) -> str:
@@ -300,7 +303,7 @@ def _settings(run: Run) -> str:
     top_p, top_k = (f", top-p {run.top_p:g}" if run.top_p < 1 else ""), (f", top-k {run.top_k}" if run.top_k else "")
     sampling = f"temperature {run.temperature:g}{top_p}{top_k}" if run.temperature else "greedy"
     weights = f", {run.weights} weights" if run.weights else ""
-    filled = f" behind {run.context_fill} tokens of filler" if run.context_fill else ""
+    filled = f" after {run.context_fill} tokens of filler" if run.context_fill else ""
     return (
         f"{run.target.name} ({run.target.layers} layers{weights}), {run.dtype}, {run.device}, {threads}{batches}, "
         f"{sampling}, up to {run.max_new_tokens} new tokens{filled}"

@@ -92,8 +92,9 @@ def grow_likeliest(
     the sum of log-probabilities along its path, so the best candidates are a tree; of equal scores the shallower one
     wins, then the earlier one. Candidates with a joint probability below ``confidence`` are left out.
 
-    ``expand`` is called ``depth`` times at most. A node that is not among the best so far has no descendant among the
-    best at the end, so it is not expanded, unlike in the authors' code; the tree is the same.
+    ``expand`` is called ``depth`` times at most. A node that is not among the best so far, or is the worst of a full
+    tree, has no descendant among the best at the end. So it is not expanded, unlike in the authors' code; the tree is
+    the same.
 
     The tokens are chosen, not drawn, so verification takes them for certain proposals.
     """
@@ -114,9 +115,10 @@ def grow_likeliest(
                     scored.append(_Candidate(score, vocabulary.token(column), row, expanded))
             expanded += 1
         best = sorted(range(len(scored)), key=lambda row: -scored[row].score)[:nodes]  # a stable order
-        among_best = set(best)
+        # A full tree takes no child of its worst node: it is no likelier than that node, and comes later.
+        worst = scored[best[-1]].score if len(best) == nodes else -inf
         newest = sorted(range(first, len(scored)), key=lambda row: -scored[row].score)[:width]
-        rows = [row for row in newest if row in among_best]
+        rows = [row for row in newest if scored[row].score > worst]
         if not rows:
             break
         expanding = [scored[row] for row in rows]

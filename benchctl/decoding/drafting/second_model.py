@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from benchctl.decoding.drafting.grow import wide
 from benchctl.decoding.drafting.vocabularies import SameTokens, SharedTokens, shared_tokens
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Speculative, UsesDraftModel
@@ -115,9 +115,7 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
         for layer in (*exits, self._model.layers):
             self._stream.advance(layer)
             draft_logits = self._read(context, self._stream.states[-1:])
-            # Half precision is too coarse for a threshold.
-            wide = torch.promote_types(draft_logits.dtype, torch.float32)
-            if float(draft_logits.softmax(-1, dtype=wide).max()) >= least:
+            if float(wide(draft_logits).softmax(-1).max()) >= least:
                 break
         return draft_logits
 

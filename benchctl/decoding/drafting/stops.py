@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from benchctl.decoding.drafting.grow import wide
+
 StopRule = Literal["confidence", "product", "entropy", "bandit"]
 _WANTED_ACCEPTANCE, _ADJUSTMENT = 0.9, 0.001  # of "adaptive", as in the code of Draft & Verify
 _ENTROPY_FACTOR = 0.2  # gamma of AdaEDL
@@ -63,8 +65,7 @@ class Stop:
         """Whether the draft ends with the token at ``place`` of logits [1, k]; asked once per token, in order."""
         if self._rule == "bandit" or not self._least:
             return False
-        # Half precision is too coarse for a threshold.
-        probs = draft_logits[0].softmax(-1, dtype=torch.promote_types(draft_logits.dtype, torch.float32))
+        probs = wide(draft_logits)[0].softmax(-1)
         if self._rule == "entropy":
             entropy = float(torch.special.entr(probs).sum())
             return 1.0 - sqrt(_ENTROPY_FACTOR * entropy) < self._least

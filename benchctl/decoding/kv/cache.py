@@ -154,13 +154,15 @@ class Cache:
         if list(slots) == list(range(start, start + len(slots))):
             self.truncate(start + len(slots))
             return
+        longest = max(self.lengths)
+        for layer in range(len(self.kv)):
+            self._make_finite(layer, longest)
+        there = [slot for slot in slots if slot < longest]
+        index = torch.tensor(there, dtype=torch.int64, device=self._all.device)
+        # All layers in one copy: rows that a layer lacks move too, and nobody looks there. Moves may overlap.
+        self._all.narrow(2, start, len(there)).copy_(self._all.index_select(2, index))
         for layer, length in enumerate(self.lengths):
             held = [slot for slot in slots if slot < length]
-            if held:
-                self._make_finite(layer, length)
-                kv = self.kv[layer]
-                index = torch.tensor(held, device=kv.device)
-                kv[:, start : start + len(held)] = kv[:, index]  # indexing copies, so overlapping moves are safe
             moved = [start + offset for offset, slot in enumerate(held) if slot in self.absent[layer]]
             self._forget_absent(layer, start)
             self.absent[layer] += moved
@@ -253,9 +255,12 @@ class Layout:
         if self._ancestors is None:
             visible.tril_(self.start)  # row r sees slots 0 .. start + r
         else:
-            visible[:, self._base :] = False  # siblings stand at one position: only the own branch is seen
-            for row, seen in enumerate(self._ancestors[self._skip :]):
-                visible[row, [self._base + ancestor for ancestor in seen]] = True
+            # Siblings stand at one position: only the own branch is seen. One write, since each takes microseconds.
+            lines = [[False] * len(self._positions) for _ in range(self.rows)]
+            for line, seen in zip(lines, self._ancestors[self._skip :], strict=True):
+                for ancestor in seen:
+                    line[ancestor] = True
+            visible[:, self._base :] = torch.tensor(lines)
         if window is not None:
             positions = torch.tensor(list(self._positions))
             slots = torch.cat((torch.arange(self._base), positions))  # a committed slot's number is its position
