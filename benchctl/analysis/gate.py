@@ -294,7 +294,7 @@ def _changes(
     """For every label that was measured then: its speed-up, and on the same machine its tokens/s."""
     apart = [each for each in differing(previous.files, group.files) if each.field not in _MACHINE]
     if apart:
-        settings = "; ".join(f"{each.field} is {each.second}, in the previous run {each.first}" for each in apart)
+        settings = "; ".join(f"{each.field} is {each.second} (previous run: {each.first})" for each in apart)
         raise InvalidData("runs_differ", f"not comparable with {previous.files[0].path}: {settings}.")
     moved = [fact for fact in _MACHINE if group.run.machine.get(fact) != previous.run.machine.get(fact)]
     notes = []

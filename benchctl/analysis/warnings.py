@@ -87,8 +87,8 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
     "weak_baseline": (
         "one row takes {cost:.2f}x the time of four: speed-ups are too high",
         "{file}: a pass of one row took {cost:.2f} times as long as a pass of four rows, though both read the same "
-        "weights. So the baseline is slow on this machine, and speed-ups are too high. Try --weights float16 on a "
-        "CPU, other --threads or another --dtype.",
+        "weights. So the baseline is slow on this machine, and speed-ups of methods that verify several rows are "
+        "too high. Try --weights float16 on a CPU, other --threads or another --dtype.",
     ),
     "remembers": (
         "{label} remembers earlier answers: do not use its figures",
@@ -236,7 +236,7 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
     ),
     "machine_busy": (
         "the machine was busy at the start (load {load:.1f}): measure again",
-        "{file}: the machine was busy at the start (load {load:.1f}, usable cores: {cores}, needed: {threads}), so "
+        "{file}: the machine was busy at the start (load {load:.1f}; usable cores: {cores}; needed: {threads}), so "
         "times include waiting. Stop other work and measure again.",
     ),
     "waited_for_cores": (

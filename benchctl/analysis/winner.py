@@ -27,9 +27,9 @@ class Contest:
     """The `methods` that give the target's own answers, by falling speed-up, and which significantly `beats` which.
 
     `unconfirmed` has the labels that claim the target's answers, but of which some answer failed or has no verdict.
-    The first of each pair in `beats` is the faster. All pairs of methods count as comparisons, since any method might
-    have come first: Holm's correction keeps the chance of a single wrong result below 5% (Holm: A Simple Sequentially
-    Rejective Multiple Test Procedure, 1979). Two methods are compared on what both answered.
+    The first of each pair in `beats` is the faster. All pairs of methods and the baseline count as comparisons, since
+    any might have come first: Holm's correction keeps the chance of a single wrong result below 5% (Holm: A Simple
+    Sequentially Rejective Multiple Test Procedure, 1979). Two methods are compared on what both answered.
     """
 
     methods: tuple[MethodFigures, ...] = ()
@@ -91,11 +91,15 @@ def contest(group: Group) -> Contest:
 
 
 def fastest(group: Group) -> Winner | None:
-    """The winner. None where fewer than two methods compete, on fewer than 5 prompts, or where another beats each.
+    """The winner. None where fewer than two methods compete, on fewer than 5 prompts, or where another one or the
+    baseline beats each.
 
     The latter may happen where they answered different prompts.
     """
-    return _winner(contest(group))
+    result = contest(group)
+    winner = _winner(result)
+    # A baseline that takes no part may be faster than all.
+    return None if winner is None or (group.run.baseline, winner.label) in result.beats else winner
 
 
 def _winner(result: Contest) -> Winner | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchctl import bundled
 from benchctl.decoding.kv.cache import Cache, Layout
+from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.kernels import Form, Linear, Norm
 from benchctl.decoding.model.layers import Experts, Layer, run_layers
 from benchctl.decoding.model.target import Target, outline
@@ -60,7 +61,7 @@ def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float
     As many of its layers are made as fill 256 MiB, at least one. The head takes as long as layers of its size.
     """
     weights = target.parameters * (2 if form == "float16" else target.dtype.itemsize)
-    in_layers = sum(map(_read_bytes, target.blocks))
+    in_layers = sum(map(read_bytes, target.blocks))
     count = min(target.layers, max(1, -(-_CALIBRATED_BYTES * target.layers // weights)))
     layers = [_made(block, device, form) for block in target.blocks[:count]]
     attention = layers[0].attention
@@ -79,15 +80,6 @@ def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float
         return min(seconds[1:]) * target.layers / count
 
     return pass_s(1) * (1 + target.lm_head.weight.nbytes / in_layers), pass_s(_ROWS) / _ROWS
-
-
-def _read_bytes(block: Layer) -> int:
-    """Of weights that a row reads in a layer."""
-    mlp = block.mlp
-    size = block.attention.qkv.weight.nbytes + block.attention.out.weight.nbytes
-    if isinstance(mlp, Experts):
-        return size + (mlp.gate_up.nbytes + mlp.down.nbytes) * mlp.top_k // len(mlp.gate_up)
-    return size + mlp.gate_up.weight.nbytes + mlp.down.weight.nbytes
 
 
 def _made(block: Layer, device: str, form: Form) -> Layer:

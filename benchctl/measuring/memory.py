@@ -131,13 +131,14 @@ def _modules_bytes(choice: Choice, target: Target, product_forms: float) -> int:
         module = method.build(target.info, target.lm_head.weight)
     except (NotImplementedError, RuntimeError):  # it reads numbers, and an outline has none
         return 0
-    values: int = sum(tensor.numel() for tensor in module.state_dict().values())
+    values, merged = sum(tensor.numel() for tensor in module.state_dict().values()), 0
     if any(isinstance(part, Adapters) for part in module.modules()):
-        values += sum(product.weight.numel() for product in products(target))
+        merged = sum(product.weight.numel() for block in target.blocks for product in products(block))
     if isinstance(method, UsesDraftVocabulary) and method.draft_vocabulary == "stored":
         ids = read_draft_vocabulary(choice.modules)
-        values += 0 if ids is None else len(ids) * target.info.hidden_size
-    return int(product_forms * values) * target.dtype.itemsize
+        merged += 0 if ids is None else len(ids) * target.info.hidden_size
+    # Some methods keep the modules as they were trained.
+    return int(max(1, product_forms) * values + product_forms * merged) * target.dtype.itemsize
 
 
 def _fast_tier_bytes(choice: Choice, target: Target) -> int:

@@ -38,7 +38,7 @@ def one_row_cost(target: Target, clock: Callable[[], float]) -> float | None:
     """Seconds of a pass of one row / those of one of four rows, of the best pass each; None with encoder or experts.
 
     Both read the same weights, so above 1 the kernels of one row are slow on this machine. The baseline takes one row
-    and verification several: every speed-up is then too high.
+    and verification several, whose speed-ups are then too high.
     """
     if target.encoder is not None or target.info.experts_per_token:
         return None

@@ -17,7 +17,7 @@ import torch
 from benchctl import bundled
 from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.method import Method
-from benchctl.decoding.model.layers import Experts
+from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.folders import modules_sha256
@@ -419,19 +419,6 @@ def traffic_of(target: Target) -> tuple[int, int]:
     """
     if target.encoder is not None or any(block.attention.window is not None for block in target.blocks):
         return 0, 0
-    step_bytes = target.final_norm.gain.nbytes + target.lm_head.weight_bytes
-    cache_token_bytes = 0
-    for block in target.blocks:
-        attention = block.attention
-        linears = [attention.qkv, attention.out]
-        norms = (block.attention_norm, block.mlp_norm, attention.query_norm, attention.key_norm)
-        if isinstance(block.mlp, Experts):
-            of_experts = block.mlp.gate_up.nbytes + block.mlp.down.nbytes
-            step_bytes += block.mlp.router.nbytes + of_experts * block.mlp.top_k // len(block.mlp.gate_up)
-        else:
-            linears += [block.mlp.gate_up, block.mlp.down]
-        step_bytes += sum(linear.weight_bytes for linear in linears)
-        step_bytes += sum(linear.bias.nbytes for linear in linears if linear.bias is not None)
-        step_bytes += sum(norm.gain.nbytes for norm in norms if norm is not None)
-        cache_token_bytes += 2 * attention.kv_heads * attention.head_dim * target.dtype.itemsize
-    return step_bytes, cache_token_bytes
+    step_bytes = target.final_norm.gain.nbytes + target.lm_head.weight_bytes + sum(map(read_bytes, target.blocks))
+    values = sum(block.attention.kv_heads * block.attention.head_dim for block in target.blocks)
+    return step_bytes, 2 * values * target.dtype.itemsize

@@ -175,7 +175,7 @@ def test_groups_that_cannot_be_compared_are_apart_with_the_setting_that_differs(
     groups = compare([read(write(tmp_path / "run.jsonl", usual_rows())), read(other)])
     assert [section(groups, group, frozenset()).differs.partition(": ")[2] for group in groups] == [
         "",
-        "threads is 2, in group 1 1.",
+        "threads is 2 (group 1: 1).",
     ]
     parsed = parse(page_of(groups))
     assert len(parsed.named("section")) == 2

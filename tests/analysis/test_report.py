@@ -288,7 +288,7 @@ def test_groups_that_are_not_comparable_name_what_differs(tmp_path: Path, format
     text = render(compare([read(one), read(two)]), format)
     if format in ("table", "md", "tex"):
         plain = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
-        assert "bfloat16, there float32; threads is 2" in plain
+        assert "bfloat16 (group 1: float32); threads is 2" in plain
     elif format == "json":
         differs = [group["differs_from_first_group"] for group in json.loads(text)["groups"]]
         assert [[found["field"] for found in fields] for fields in differs] == [[], ["dtype", "threads"]]

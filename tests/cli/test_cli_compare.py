@@ -40,7 +40,8 @@ def test_by_category_is_offered_where_there_are_categories_and_refused_where_the
     categories = {f"p{number}": "maths" if number < 5 else "rag" for number in range(20)}
     run = replace(RUN, suites=(replace(KOALA, categories=categories),))
     other = write(path.with_name("categories.jsonl"), usual_rows(), run)
-    batches = write(path.with_name("batches.jsonl"), usual_rows(), replace(run, batch_size=2))
+    alone = [replace(row, batch=(row.prompt_id,)) for row in usual_rows()]
+    batches = write(path.with_name("batches.jsonl"), alone, replace(run, batch_size=2))
     offered = [_compare(file).stdout.splitlines()[-1] for file in (path, other, batches)]
     assert ["--by-category" in line for line in offered] == [False, True, False]
     assert not any("--by-suite" in line for line in offered)
@@ -73,7 +74,7 @@ def test_files_that_are_not_comparable_are_shown_apart_and_no_success(path: Path
     other = write(path.with_name("other.jsonl"), usual_rows(), replace(RUN, threads=2))
     result = _compare(path, other)
     assert result.exit_code == 2
-    assert "threads is 2, in group 1 1" in result.stdout
+    assert "threads is 2 (group 1: 1)" in result.stdout
     assert f"with {path}: {other} differs in threads." in " ".join(result.stderr.split())
 
 

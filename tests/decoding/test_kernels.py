@@ -31,7 +31,7 @@ def test_every_row_count_gives_the_product_of_torch(
     weight = randn(*shape, seed=1)
     offset = randn(shape[0], seed=2) if bias else None
     linear = Linear(weight, offset)
-    for rows in range(1, 21):
+    for rows in range(21):
         x = randn(rows, shape[1], seed=rows)
         torch.testing.assert_close(linear(x), F.linear(x, weight, offset), rtol=1e-5, atol=1e-4)
 
@@ -95,24 +95,13 @@ def test_rows_that_are_a_slice_of_a_larger_tensor_are_read_right() -> None:
 
 
 @pytest.mark.parametrize("form", get_args(Form))
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_a_product_adds_to_a_slice_in_place(shape: tuple[int, int], form: Form) -> None:
-    linear = Linear(randn(*shape, seed=1), None, form)
-    for rows in (1, 5, 20):
-        x, whole = randn(rows, shape[1], seed=rows), randn(rows + 1, shape[0] + 3)
-        wanted, part = whole.clone(), whole[1:, : shape[0]]
-        wanted[1:, : shape[0]] += F.linear(x, linear.weight)
-        linear.add_into(part, x)
-        torch.testing.assert_close(whole, wanted, rtol=1e-3, atol=1e-3 if form == "float16" else 1e-4)
-
-
-@pytest.mark.parametrize("form", get_args(Form))
 @pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("bends", [False, True])
-def test_a_trained_change_decodes_as_it_was_trained(bends: bool, replaces: bool, form: Form) -> None:
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_trained_change_decodes_as_it_was_trained(rows: int, bends: bool, replaces: bool, form: Form) -> None:
     trained = LowRank(48, 32, 8, 2.0, torch.device("cpu"), bends)
     torch.nn.init.normal_(trained.up.weight, generator=torch.Generator().manual_seed(1))
-    x, result = randn(3, 48), randn(3, 32, seed=2)
+    x, result = randn(rows, 48), randn(rows, 32, seed=2)
     change = trained(x).detach()
     wanted = change if replaces else result + change
     delta, close = Delta(trained, form, replaces), 1e-2 if form == "float16" else 1e-5

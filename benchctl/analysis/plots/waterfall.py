@@ -112,7 +112,8 @@ _COLUMNS: Final = {"screen": 3, "column": 2}
 def draw(groups: Sequence[Group], request: Request) -> Drawing:
     """How the baseline's time per token becomes the method's, by cause, for every method that was profiled.
 
-    Raises UserError where none was, for batches, and for more methods or groups than there is room for.
+    Groups that cannot be drawn, such as batches, are left out with a note. Raises UserError where all are left out, and
+    for more methods or groups than there is room for.
     """
     style = request.style
     baselines = {group.run.baseline for group in groups}

@@ -258,7 +258,7 @@ def _heading(groups: Sequence[Group], group: Group) -> Iterator[str]:
 def differing_settings(group: Group) -> Iterator[str]:
     """Why a group is not comparable with the first one."""
     if group.differs:
-        differing = "; ".join(f"{each.field} is {each.second}, in group 1 {each.first}" for each in group.differs)
+        differing = "; ".join(f"{each.field} is {each.second} (group 1: {each.first})" for each in group.differs)
         yield f"Not comparable with group 1: {differing}."
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from benchctl.decoding.model.kernels import Linear
-from benchctl.decoding.model.layers import Mlp
+from benchctl.decoding.model.layers import Experts, Layer, Mlp
 from benchctl.decoding.model.target import Target
 
 
@@ -26,11 +26,22 @@ class Footprint:
     host_peak: int
 
 
-def products(target: Target) -> Iterator[Linear]:
-    """The weight products of all layers."""
-    for block in target.blocks:
-        for part in (block.attention, block.mlp, block.cross):
-            yield from (value for value in vars(part or object).values() if isinstance(value, Linear))
+def products(block: Layer) -> Iterator[Linear]:
+    """The weight products of a layer, apart from those of experts."""
+    for part in (block.attention, block.mlp, block.cross):
+        yield from (value for value in vars(part or object).values() if isinstance(value, Linear))
+
+
+def read_bytes(block: Layer) -> int:
+    """Of the weights that a row reads in a layer, each once: of experts those that a token goes to."""
+    attention, mlp = block.attention, block.mlp
+    norms = (block.attention_norm, block.mlp_norm, attention.query_norm, attention.key_norm)
+    size = sum(norm.gain.nbytes for norm in norms if norm is not None)
+    for product in products(block):
+        size += product.weight_bytes + (0 if product.bias is None else product.bias.nbytes)
+    if isinstance(mlp, Experts):
+        size += mlp.router.nbytes + (mlp.gate_up.nbytes + mlp.down.nbytes) * mlp.top_k // len(mlp.gate_up)
+    return size
 
 
 def footprint(target: Target, device: str, weights: str = "auto") -> Footprint:
@@ -41,7 +52,7 @@ def footprint(target: Target, device: str, weights: str = "auto") -> Footprint:
     forms, and are held next to the file until all are read.
     """
     embedding, head = target.embedding.nbytes, target.lm_head.weight.nbytes
-    in_layers = sum(product.weight.nbytes for product in products(target))
+    in_layers = sum(product.weight.nbytes for block in target.blocks for product in products(block))
     plain = target.parameters * target.dtype.itemsize
     stored = target.config.dtype or torch.float32
     converted = stored != target.dtype

@@ -100,12 +100,6 @@ class Linear:
             return torch.addmm(residual, x, self._transposed)
         return residual + self(x)
 
-    def add_into(self, result: Tensor, x: Tensor) -> Tensor:
-        """result + x W^T, in place, of a product without b."""
-        if self._weight is None or (self._packed is not None and not self._few(x.shape[0])):
-            return result.add_(self(x))
-        return result.addmm_(x, self._weight.t())
-
     def rows(self, ids: Tensor) -> Linear:
         """The product that gives the outputs ``ids`` [k], in their order, by a copy of their weights."""
         weight = self.weight

@@ -57,12 +57,10 @@ class Delta:
 
     def add_to(self, result: Tensor, x: Tensor) -> Tensor:
         """``result`` [rows, outputs], changed in place, for x [rows, inputs]."""
-        return result.copy_(self.of(x)) if self._replaces else self._up.add_into(result, self._inner(x))
+        change = self.of(x)
+        return result.copy_(change) if self._replaces else result.add_(change)
 
     def of(self, x: Tensor) -> Tensor:
         """What it would add, [rows, outputs]."""
-        return self._up(self._inner(x))
-
-    def _inner(self, x: Tensor) -> Tensor:
         inner = self._down(x)
-        return F.silu(inner) if self._bends else inner
+        return self._up(F.silu(inner) if self._bends else inner)
