@@ -210,8 +210,11 @@ def test_the_calibration_scales_with_layers_and_head(dtype: str) -> None:
     """With a clock that moves on by a second a reading, a pass of the layers takes one second."""
     ticks = iter(range(99))
     target = outline(tiny_config("llama", layers=4), dtype)
-    attention, mlp = target.blocks[0].attention, target.blocks[0].mlp
-    layer = sum(weight.nbytes for weight in (attention.qkv.weight, attention.out.weight, *mlp.weights))
+    block = target.blocks[0]
+    norms = (block.attention_norm.gain, block.mlp_norm.gain)
+    layer = sum(
+        weight.nbytes for weight in (block.attention.qkv.weight, block.attention.out.weight, *block.mlp.weights, *norms)
+    )
     step_s, row_s = calibrate(target, "fast", "cpu", lambda: float(next(ticks)))
     assert step_s == pytest.approx(1 + target.lm_head.weight.nbytes / (4 * layer)) and row_s == 1 / 64
 
