@@ -419,9 +419,8 @@ def _check_baselines(group: Group) -> None:
     """
     files, run, frame = group.files, group.run, group.frame
     alike = all((file.run.versions, file.run.commit) == (run.versions, run.commit) for file in files)
-    if len(files) == 1 or not alike or run.temperature > 0 or run.dtype != "float32" or run.imported:
-        return
-    if group.is_of_engines:
+    greedy_float32 = run.temperature == 0 and run.dtype == "float32" and not run.imported
+    if len(files) == 1 or not alike or not greedy_float32 or group.is_of_engines:
         return
     answers = frame[(frame["label"] == run.baseline) & frame["error"].isna()]
     by_file = answers.groupby(["suite", "prompt_id", "turn", "file"])["answer_id"].first().unstack("file")

@@ -112,8 +112,8 @@ class Change:
             return ""
         needed = self.prompts_needed
         if needed is None or not self.quotient.prompts < needed <= _MOST_PROMPTS:
-            return ", inconclusive: more sessions would decide"
-        return f", inconclusive: about {needed} prompts would decide, {self.quotient.prompts} were compared"
+            return "; more sessions would decide"
+        return f"; about {needed} prompts would decide, {self.quotient.prompts} were compared"
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Passes:
 
 @torch.inference_mode()
 def one_row_cost(target: Target, clock: Callable[[], float]) -> float | None:
-    """Seconds of a pass of one row / those of one of four rows, of the best pass each; None with encoder or experts.
+    """Seconds of a pass of one row / those of one of four rows, of the best pass each; None with an encoder or experts.
 
     Both read the same weights, so above 1 the kernels of one row are slow on this machine. The baseline takes one row
     and verification several, whose speed-ups are then too high.

@@ -122,6 +122,15 @@ def test_answers_of_an_embedded_model_are_announced_as_poor() -> None:
     assert "9.0 million parameters: " in poor and "9.0 million parameters: " not in usual_page()
 
 
+@pytest.mark.parametrize(("name", "poor"), [("ref-dense", True), ("smollm2", False)])
+def test_only_models_that_the_package_holds_whole_are_poor(name: str, poor: bool, tmp_path: Path) -> None:
+    """The report called answers of smollm2 poor, a chat model that is fetched."""
+    path = write(tmp_path / "run.jsonl", usual_rows(), replace(RUN, target=replace(RUN.target, name=name)))
+    result = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "run.html")])
+    assert result.exit_code == 0, result.output
+    assert ("its answers are poor" in (tmp_path / "run.html").read_text(encoding="utf-8")) is poor
+
+
 def test_sampled_runs_have_no_pareto_plot(tmp_path: Path) -> None:
     sampled = [row if row.label == BASELINE else replace(row, verdict="sampled", first_divergence=None, margin=None,
                noise=None) for row in usual_rows()]  # fmt: skip

@@ -153,3 +153,10 @@ def test_doctor_compares_the_baseline_with_itself(
     assert f"{again['minimum_detectable_effect']:.2%}" in result.stdout
     refused = invoke("doctor", "--aa", "--model", str(run_folder / "target"), "--out", str(out))
     assert (refused.exit_code, refused.stdout) == (2, "")
+
+
+@pytest.mark.slow
+def test_a_run_in_batches_has_no_cost_of_one_row(settings: RunSettings) -> None:
+    """Its baseline never decodes one row, so `compare` cannot call it weak by that."""
+    file = measure_file(replace(settings, methods=("autoregressive",), batch_size=2))
+    assert "memory_bandwidth_mb_s" in file.run.machine and "one_row_cost" not in file.run.machine

@@ -159,7 +159,7 @@ class Cache:
             self._make_finite(layer, longest)
         there = [slot for slot in slots if slot < longest]
         index = torch.tensor(there, dtype=torch.int64, device=self._all.device)
-        # All layers in one copy: rows that a layer lacks move too, and nobody looks there. Moves may overlap.
+        # All layers in one copy: slots beyond the rows of a layer move too, and are not read. Moves may overlap.
         self._all.narrow(2, start, len(there)).copy_(self._all.index_select(2, index))
         for layer, length in enumerate(self.lengths):
             held = [slot for slot in slots if slot < length]
