@@ -169,7 +169,7 @@ def _builtin(group: str) -> tuple[str, ...]:
 
 def method_class(name: str) -> type[Method]:
     """The class behind a name. Raises UserError, listing the known names, for any other."""
-    return _class(METHODS, name)
+    return class_of(METHODS, name)
 
 
 def method_options(name: str) -> tuple[Option, ...]:
@@ -177,19 +177,9 @@ def method_options(name: str) -> tuple[Option, ...]:
     return options_of(method_class(name))
 
 
-def judge_class(name: str) -> type[Judge]:
-    """The class behind a judge's name. Raises UserError, listing the known names, for any other."""
-    return _class(JUDGES, name)
-
-
-def engine_class(name: str) -> type[Engine]:
-    """The class behind an engine's name. Raises UserError, listing the known names, for any other."""
-    return _class(ENGINES, name)
-
-
 def build_engine(label: Label) -> Engine:
     """The engine that a label asks for. Raises UserError for an unknown engine or option and for a misfit value."""
-    built: Engine = _built(label, engine_class(label.name))
+    built: Engine = _built(label, class_of(ENGINES, label.name))
     return built
 
 
@@ -212,7 +202,7 @@ def build(label_text: str) -> Method:
 
 def build_judge(label: Label) -> Judge:
     """The judge that a label asks for. Raises UserError for an unknown judge or option and for a misfit value."""
-    built: Judge = _built(label, judge_class(label.name))
+    built: Judge = _built(label, class_of(JUDGES, label.name))
     return built
 
 
@@ -275,7 +265,7 @@ def _steps(text: str, part: str) -> list[str]:
     return [str(first + number * step) for number in range(int((last - first) / step) + 1)]
 
 
-def _class(group: str, name: str) -> type[Any]:
+def class_of(group: str, name: str) -> type[Any]:
     noun = {JUDGES: "judge", ENGINES: "engine"}.get(group, "method")
     if name in _builtin(group):
         return _class_in_file(group, name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchctl.decoding.experts.fast_tier import PolicyName
-from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, next_gate
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Timer, next_gate
 from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.target import Target, TargetInfo
 
@@ -26,7 +26,6 @@ class ExpertOffload(Method, OffloadsExperts):
     prefetch        next_gate loads the experts that the next layer's gate picks for the current state; none: nothing
     capacity        experts that the fast tier holds, over all layers; 0: a quarter of all
     bandwidth_mb_s  limit loading to this many 10^6 bytes per second; 0: no limit
-    tier            the slow tier: host memory, or a memory-mapped file
     spare           experts to prefetch beyond those that a token needs
     blocking        load all experts of a layer before any of them is computed, without overlap
     """
@@ -35,7 +34,6 @@ class ExpertOffload(Method, OffloadsExperts):
     prefetch: Literal["none", "next_gate"] = "none"
     capacity: int = 0
     bandwidth_mb_s: float = 0.0
-    tier: Tier = "memory"
     spare: int = 0
     blocking: bool = False
     demo = ("prefetch=next_gate",)
@@ -51,7 +49,7 @@ class ExpertOffload(Method, OffloadsExperts):
             raise ValueError(f"blocking copies nothing while computing, but prefetch={self.prefetch} does; choose one")
 
     def _settings(self) -> OffloadSettings:
-        return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier, self.blocking)
+        return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.blocking)
 
     def unsupported(self, target: TargetInfo) -> str | None:
         return self._settings().unsupported(target)

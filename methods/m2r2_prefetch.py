@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.experts.fast_tier import PolicyName
-from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Tier, Timer, rank_experts
+from benchctl.decoding.experts.offload import Offload, OffloadSettings, OffloadsExperts, Timer, rank_experts
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, check_options, one_token
 from benchctl.decoding.model.layers import Experts, Layer
@@ -36,13 +36,12 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     gates     layers where the accelerated stream restarts, joined by +; empty: half of the depth
     rate      slow layers per accelerated layer; 0: 2
     adapters  lora, bottleneck or hybrid, of size rank; their output is multiplied by alpha / rank
-    policy, capacity, bandwidth_mb_s, tier, spare: as for expert_offload
+    policy, capacity, bandwidth_mb_s, spare: as for expert_offload
     """
 
     policy: PolicyName = "lru"
     capacity: int = 0
     bandwidth_mb_s: float = 0.0
-    tier: Tier = "memory"
     spare: int = 0
     no_batch_reason = "each sequence of a batch would need experts of its own"
     default_rate = 2.0
@@ -57,7 +56,7 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
         check_options(self, 0, "spare")
 
     def _settings(self) -> OffloadSettings:
-        return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s, self.tier)
+        return OffloadSettings(self.policy, self.capacity, self.bandwidth_mb_s)
 
     def default_gates(self, layers: int) -> tuple[int, ...]:
         """One interval up to half of the depth: at rate 2 the state there stands for the last layer's."""

@@ -21,6 +21,7 @@ from benchctl.analysis.frame.build import (
     remembering,
     to_frames,
 )
+from benchctl.analysis.frame.rows import AUTOREGRESSIVE
 from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
@@ -222,7 +223,7 @@ class Group:
     def is_impossibly_fast(self, label: str) -> bool:
         """Whether the label's passes took less time than any pass can, see frame.build.impossibly_fast."""
         counted = all(file.run.schema_version >= COUNTED_SINCE for file in self.files)
-        plain = self.run.baseline == "autoregressive"  # passes of a method that drafts or loads take longer
+        plain = self.run.baseline == AUTOREGRESSIVE  # passes of a method that drafts or loads take longer
         return plain and counted and not self.run.imported and impossibly_fast(self.pairs(label))
 
     @property
@@ -415,9 +416,12 @@ def _check_baselines(group: Group) -> None:
     """Raises InvalidData where files of equal weights, prompts and settings have other greedy answers of the baseline.
 
     In float32 that means that some file's weights were changed, or that a machine computes wrongly. Files of other
-    versions are left out: another library may round otherwise.
+    versions are left out: another library may round otherwise. So is a method as baseline (`--over`), whose answers may
+    differ from run to run.
     """
     files, run, frame = group.files, group.run, group.frame
+    if run.baseline != AUTOREGRESSIVE:
+        return
     alike = all((file.run.versions, file.run.commit) == (run.versions, run.commit) for file in files)
     greedy_float32 = run.temperature == 0 and run.dtype == "float32" and not run.imported
     if len(files) == 1 or not alike or not greedy_float32 or group.is_of_engines:

@@ -16,8 +16,8 @@ from benchctl.analysis.comparison import Group
 from benchctl.analysis.frame.build import Round, broken, claims_exact, last_tries, planned_repeat
 from benchctl.analysis.frame.rows import CONDITION, COUNTER, FIDELITY
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, FIRST_WINS, LONGER_WINS
-from benchctl.analysis.metrics.faithfulness import EXACT_MATCH_DIFFERENCE
-from benchctl.analysis.metrics.speed import SPEEDUP
+from benchctl.analysis.metrics.faithfulness import DEGENERATION, EXACT_MATCH_DIFFERENCE
+from benchctl.analysis.metrics.speed import SOUND_SPEEDUP, SPEEDUP
 from benchctl.analysis.stats.estimates import measured_apart
 from benchctl.analysis.stats.intervals import Interval
 from benchctl.analysis.winner import best_labels
@@ -34,6 +34,7 @@ _LESS_BUSY = 0.85  # times the methods' share of processor time, that the baseli
 _CLOCK_STEP_S = 0.05  # by which the wall clock may be set back without a warning
 _SPARE_CORES = 0.5  # by which load and threads may exceed the cores
 _MOST_OF_ONE_ROW = 1.05  # the time of one row / that of four rows
+_REPETITION = 1.05  # the speed-up / that without degenerate answers
 _MOST_WAITED = 0.05  # of the time ready to run, but without a core
 
 
@@ -141,6 +142,11 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "{label}: for {answers} of {generations} answers the check against the target failed. Their times count, "
         "but no claim rests on them. Measure again with more free memory, or a smaller --max-new-tokens.",
     ),
+    "fidelity_unknown": (
+        "{label}: {answers} of {generations} answers without agreement or KL",
+        "{label}: for {answers} of {generations} answers agreement or KL could not be computed. Both are means over "
+        "the other answers. Measure again with more free memory, or a smaller --max-new-tokens.",
+    ),
     "prefix_cache_unproved": (
         "{engine} does not report its prefix cache: switch it off",
         "{label}: {engine} does not report whether it read prompts from its cache, which would make repeats faster. "
@@ -214,6 +220,12 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "the runs differ in {field}: measure all with one version",
         "The runs differ in {field}, which may be why their figures differ. Measure all with one version.",
     ),
+    "answers_repeat": (
+        "{share:.0%} of answers repeat themselves; {label}: {sound:.2f}x without",
+        "{share:.0%} of the baseline's answers repeat a phrase to their end, and such text is easy to draft. Without "
+        "these answers {label} has {sound:.2f}x instead of {speedup:.2f}x. Quote both, or choose prompts, a model or a "
+        "--max-new-tokens with fewer of them.",
+    ),
     "embedded_sample": (
         "embedded prompts are not the published ones: use --source published",
         "{suites}: the prompts are embedded samples in the style of the published ones. Do not quote the figures as "
@@ -235,8 +247,8 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "methods. {repeated} of them were measured again.",
     ),
     "machine_busy": (
-        "the machine was busy at the start (load {load:.1f}): measure again",
-        "{file}: the machine was busy at the start (load {load:.1f}; usable cores: {cores}; needed: {threads}), so "
+        "the machine was busy {when} (load {load:.1f}): measure again",
+        "{file}: the machine was busy {when} (load {load:.1f}; usable cores: {cores}; needed: {threads}), so "
         "times include waiting. Stop other work and measure again.",
     ),
     "waited_for_cores": (
@@ -249,7 +261,7 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
 
 def warnings(group: Group) -> tuple[Warning, ...]:
     """Everything a reader should know before using the group's figures."""
-    kinds = (_of_group, _of_methods, _of_generations, _of_rounds, _of_scores, _of_files)
+    kinds = (_of_group, _of_methods, _of_repetition, _of_generations, _of_rounds, _of_scores, _of_files)
     ranks = {id: rank for rank, id in enumerate(_TEMPLATES)}
     return tuple(sorted((each for kind in kinds for each in kind(group)), key=lambda each: ranks[each.id]))
 
@@ -329,6 +341,18 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             yield _warn("not_measured", label=info.label, reason=info.unsupported)
 
 
+def _of_repetition(group: Group) -> Iterator[Warning]:
+    """The fastest exact method whose speed-up rests on answers that repeat themselves."""
+    methods = [each for each in group.pooled.methods if claims_exact(each.exactness, group.run.temperature)]
+    values = ((each, each.estimate(SPEEDUP).value, each.estimate(SOUND_SPEEDUP).value) for each in methods)
+    found = [(speedup, sound, each) for each, speedup, sound in values if speedup and sound]
+    repeating = [each for each in found if each[0] > _REPETITION * each[1]]
+    if repeating:
+        speedup, sound, method = max(repeating, key=lambda each: each[0])
+        share = method.estimate(DEGENERATION).value or 0.0
+        yield _warn("answers_repeat", label=method.label, share=share, speedup=speedup, sound=sound)
+
+
 def _drafts(pairs: pd.DataFrame) -> tuple[float, float]:
     """Drafted tokens per step that drafted, and the share of them that was accepted; zeros without such steps.
 
@@ -347,12 +371,13 @@ def _of_generations(group: Group) -> Iterator[Warning]:
             prompt = f"{first['suite']}/{first['prompt_id']}"
             values = {"generations": len(rows), "mode": mode, "prompt": prompt, "error": first["error"]}
             yield _warn("generations_failed", label=str(label), **values)
-    # A control pass failed, for example for lack of memory; the times still count.
-    controls = FIDELITY + "failed_controls"
+    # A pass that checks the answer failed, for example for lack of memory; the times still count.
     for label, rows in last_tries(group.frame, group.repeats).groupby("label", sort=False):
-        answers = int((rows[controls].astype(float) > 0).sum()) if controls in rows else 0
-        if answers:
-            yield _warn("verdict_unknown", label=str(label), answers=answers, generations=len(rows))
+        for id, name in (("verdict_unknown", "failed_controls"), ("fidelity_unknown", "failed_fidelity")):
+            failed = rows[FIDELITY + name].astype(float) > 0 if FIDELITY + name in rows else rows["error"].isin(())
+            # Version 0.1 counted both kinds as controls.
+            if answers := int((failed & (rows["verdict"].isna() | (id == "fidelity_unknown"))).sum()):
+                yield _warn(id, label=str(label), answers=answers, generations=len(rows))
     for method in group.methods:
         if method.engine is not None and method.engine.prefix_cache == "unproved":
             yield _warn("prefix_cache_unproved", label=method.label, engine=method.engine.name)
@@ -426,7 +451,9 @@ def _of_scores(group: Group) -> Iterator[Warning]:
         unreadable, asked, pairs = (
             sum(getattr(each, name) for _, each in figures) for name in ("unreadable", "asked", "incomplete")
         )
-        missing = [method.label for method, each in figures if each.asked_prompts < method.prompts]
+        asked_prompts = {method.label: each.asked_prompts for method, each in figures}
+        asked_prompts |= {each.label: 0 for each in methods if not (each.is_baseline or each.label in asked_prompts)}
+        missing = [each.label for each in methods if asked_prompts.get(each.label, each.prompts) < each.prompts]
         if unreadable > _UNREADABLE * asked or missing:
             counts = {"unreadable": unreadable, "asked": asked, "pairs": pairs}
             yield _warn("judge_incomplete", judge=judge.name, **counts, missing=", ".join(missing) or "no method")
@@ -450,7 +477,7 @@ def _of_files(group: Group) -> Iterator[Warning]:
     ]
     if older:
         yield _warn("counts_reported", files=", ".join(older))
-    waited_share = CONDITION + "waited_share"
+    waited_share, foreign_cores = CONDITION + "waited_share", CONDITION + "foreign_cores"
     for number, file in enumerate(group.files):
         run, name, frame = file.run, str(file.path), group.frame[group.frame["file"] == number]
         generations = frame[["suite", "prompt_id", "turn", "repeat"]].itertuples(index=False, name=None)
@@ -459,9 +486,13 @@ def _of_files(group: Group) -> Iterator[Warning]:
             yield _warn("run_unfinished", file=name, finished=finished, prompts=prompts)
         # A load that lasts for the whole session marks no single round.
         loads, cores = run.machine.get("load_average"), run.machine.get("cores")
-        load = float(loads[0]) if loads and isinstance(loads, list | tuple) else None
-        if load is not None and isinstance(cores, int) and load + run.threads > cores + _SPARE_CORES:
-            yield _warn("machine_busy", file=name, load=load, cores=cores, threads=run.threads)
+        load, when = float(loads[0]) if loads and isinstance(loads, list | tuple) else 0.0, "at the start"
+        attached = any(method.engine is not None and method.engine.run == "attached" for method in run.methods)
+        if foreign_cores in frame and frame[foreign_cores].notna().any() and not attached:
+            # What others used of the cores that the run may use; a server that it did not start is no other.
+            load, when = float(frame[foreign_cores].median()), "throughout"
+        if isinstance(cores, int) and load + run.threads > cores + _SPARE_CORES:
+            yield _warn("machine_busy", file=name, load=load, when=when, cores=cores, threads=run.threads)
         cost = run.machine.get("one_row_cost")
         if isinstance(cost, float) and cost > _MOST_OF_ONE_ROW:
             yield _warn("weak_baseline", file=name, cost=cost)

@@ -94,14 +94,14 @@ def fastest(group: Group) -> Winner | None:
     """The winner. None where fewer than two methods compete, on fewer than 5 prompts, or where another one or the
     baseline beats each.
 
-    The latter may happen where they answered different prompts.
+    The latter may happen where they answered different prompts. A baseline that takes no part, since an answer of it
+    failed, must be significantly slower.
     """
     result = contest(group)
     winner = _winner(result)
-    # A baseline that takes no part, since an answer of it failed, may be faster than all.
     baseline = group.run.baseline
-    beaten = winner and baseline in result.unconfirmed and (baseline, winner.label) in result.beats
-    return None if beaten else winner
+    level = winner and baseline in result.unconfirmed and (winner.label, baseline) not in result.beats
+    return None if level else winner
 
 
 def _winner(result: Contest) -> Winner | None:
@@ -253,7 +253,8 @@ def _without_winner(group: Group, result: Contest, left_out: tuple[str, ...]) ->
     if group.run.imported:
         reason = "imported files cannot show that answers are the same"
     elif len(result.methods) < 2:
-        no_answers = "no method with the same answers was measured"
+        others = [method for method in result.methods if method.label != group.run.baseline]
+        no_answers = f"{'only one' if others else 'no'} method with the same answers was measured"
         reason = "answers failed or have no verdict" if result.unconfirmed else no_answers
     elif min(method.prompts for method in result.methods) < LEAST_PROMPTS:
         reason = f"fewer than {LEAST_PROMPTS} prompts"

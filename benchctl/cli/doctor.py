@@ -176,6 +176,7 @@ def _on_own_model(options: _Options) -> tuple[Findings, Checks]:
 
 def _noted(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """The findings on a method; whether all passed is kept for `benchctl run`."""
+    from benchctl.bundled import cache_folder
     from benchctl.registry import SHIPPED, note_examined
 
     passed = True
@@ -183,7 +184,11 @@ def _noted(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
         passed &= finding.verdict != "fail"
         yield finding
     if name not in SHIPPED:
-        note_examined(name, passed)
+        try:
+            note_examined(name, passed)
+        except OSError as error:
+            told = "`benchctl run` will not know that it was examined"
+            click.echo(f"Note: {cache_folder()} cannot be written ({error.strerror}), so {told}.", err=True)
 
 
 def _examine_machine(options: _Options) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -70,7 +69,7 @@ def import_(
         sources,
         Terms(None if format == "auto" else format, suite, baseline, target),
         name=out.stem,
-        command=("benchctl", *map(shlex.quote, sys.argv[1:])),
+        command=("benchctl", *sys.argv[1:]),
     )
     if imported.scores:
         check_output(scores_path(out))

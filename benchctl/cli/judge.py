@@ -228,7 +228,7 @@ def _build_judge(options: JudgeOptions) -> tuple[Label, Judge]:
 
 def judge_label(options: JudgeOptions) -> Label:
     """The judge asked for, with --model as an option; default: gpt if a key or a model is given, else likelihood."""
-    from benchctl.registry import Label, judge_class, parse_label
+    from benchctl.registry import JUDGES, Label, class_of, parse_label
 
     named = options.model or options.base_url or options.key_env != KEY_ENV
     paid = bool(named or os.environ.get(options.key_env))
@@ -237,6 +237,6 @@ def judge_label(options: JudgeOptions) -> Label:
         return label
     if any(name == "model" for name, _ in label.options):
         raise UserError("repeated_option", f"--model and '{label.text}' both name a model. Name it once.")
-    if all(option.name != "model" for option in options_of(judge_class(label.name))):
+    if all(option.name != "model" for option in options_of(class_of(JUDGES, label.name))):
         raise UserError("unused_judge_option", f"{label.name} does not use --model. Leave it out.")
     return Label(label.name, (*label.options, ("model", options.model)))

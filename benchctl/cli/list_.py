@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -48,16 +49,11 @@ def _methods() -> list[_Line]:
     ]
 
 
-def _engines() -> list[_Line]:
-    from benchctl.registry import ENGINES, engine_class, names
+def _plugins(group: str) -> list[_Line]:
+    """Engines or judges."""
+    from benchctl.registry import class_of, names
 
-    return [{"name": name, **_described(engine_class(name))} for name in names(ENGINES)]
-
-
-def _judges() -> list[_Line]:
-    from benchctl.registry import JUDGES, judge_class, names
-
-    return [{"name": name, **_described(judge_class(name))} for name in names(JUDGES)]
+    return [{"name": name, **_described(class_of(group, name))} for name in names(group)]
 
 
 def _described(owner: type[object]) -> _Line:
@@ -92,8 +88,8 @@ def _models() -> list[_Line]:
 
 _LISTINGS: dict[str, tuple[Callable[[], list[_Line]], tuple[str, ...]]] = {
     "methods": (_methods, ("name", "family", "exactness", "description")),
-    "engines": (_engines, ("name", "description")),
-    "judges": (_judges, ("name", "description")),
+    "engines": (partial(_plugins, "benchctl.engines"), ("name", "description")),
+    "judges": (partial(_plugins, "benchctl.judges"), ("name", "description")),
     "suites": (_suites, ("name", "published", "embedded", "turns", "licence")),
     "models": (_models, ("name", "role", "parameters", "size", "licence", "data")),
 }

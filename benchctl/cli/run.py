@@ -73,7 +73,8 @@ def run(settings: RunSettings, options: _OfAll) -> None:
         _print_estimate(settings, options)
         return
     if options.sessions > 1:
-        failed, missing, paths = False, False, run_sessions(settings, options.sessions)
+        failed = False
+        paths, missing = run_sessions(settings, options.sessions)
     else:
         checked, summary = measure(settings)
         failed = summary.measured > 0 and summary.failed == summary.measured
@@ -140,8 +141,9 @@ def _show(paths: Sequence[Path], as_json: bool) -> None:
         click.echo(f"Results: {path}", err=as_json)
 
 
-def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
-    """Measure the sessions of this command line one after another; their files, results/a-1.jsonl, results/a-2.jsonl.
+def run_sessions(settings: RunSettings, sessions: int) -> tuple[tuple[Path, ...], bool]:
+    """Measure the sessions of this command line one after another; their files, results/a-1.jsonl, results/a-2.jsonl,
+    and whether one of them lacked memory for a method.
 
     With `settings.resume` each session measures what its file lacks. Without `settings.out` the files have the name
     that a single run would make. Exits with the code of a session that failed. Raises UserError for a file that cannot
@@ -156,10 +158,11 @@ def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
     for file in files:
         check_output(file, resume=settings.resume)
     arguments = tuple(session_arguments(click.get_current_context()))
+    whole = []
     for number, file in enumerate(files, 1):
         click.echo(f"Session {number} of {sessions}", err=True)
-        _run_session(arguments, file)
-    return files
+        whole.append(_run_session(arguments, file))
+    return files, not all(whole)
 
 
 def session_arguments(context: click.Context) -> Iterator[str]:
@@ -170,8 +173,11 @@ def session_arguments(context: click.Context) -> Iterator[str]:
             yield from typed(option, context.params[str(option.name)], "=")
 
 
-def _run_session(arguments: tuple[str, ...], file: Path) -> None:
-    """Measure one session in a fresh process, without anything that an earlier one allocated, cached or compiled."""
+def _run_session(arguments: tuple[str, ...], file: Path) -> bool:
+    """Measure one session in a fresh process, without anything that an earlier one allocated, cached or compiled.
+
+    False where it is done, but lacked memory for a method.
+    """
     command = (sys.executable, "-c", _CHILD, "run", *arguments, f"--out={file}")
     lifeline, held = os.pipe()
     try:
@@ -179,6 +185,8 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> None:
     finally:
         os.close(lifeline)
         os.close(held)
+    if code == 1 and file.exists() and _is_done(file):
+        return False
     if code:
         if file.exists():
             click.echo(
@@ -187,6 +195,18 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> None:
                 err=True,
             )
         raise click.exceptions.Exit(code)
+    return True
+
+
+def _is_done(file: Path) -> bool:
+    """Whether every generation was tried, and one did not fail."""
+    from benchctl.records.progress import finished_prompts
+    from benchctl.records.writer import read
+
+    of = read(file)
+    tried = ((row.suite, row.prompt_id, row.turn, row.repeat) for row in of.rows)
+    finished, prompts = finished_prompts(of.run, tried, len(of.run.modes))
+    return finished == prompts and any(row.error is None for row in of.rows)
 
 
 def session() -> None:

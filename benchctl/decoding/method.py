@@ -185,7 +185,8 @@ class CarriesOver(ABC):
 
     The dataclass has an option ``memory: Literal["prompt", "run"] = "prompt"``. All state is in `store`, which the
     harness sets before each answer, off the clock: empty with ``memory=prompt``; with ``memory=run`` as the first
-    repeats of the prompts before left it. What another repeat of the same prompt wrote is never in it.
+    repeats of the prompts before left it. A later turn of a chat goes on with that of the turn before. What another
+    repeat of the same prompt wrote is never in it.
     """
 
     memory: Literal["prompt", "run"]

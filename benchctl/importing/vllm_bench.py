@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from benchctl.importing.published_answers import Answer
 from benchctl.importing.published_lines import Counts, Times, not_as_published
 from benchctl.importing.requests import Requests, decode, most_at_once, only_means, several_loads
+from benchctl.records.reader import is_json
 
 
 class _Result(Struct, frozen=True):
@@ -32,8 +33,9 @@ class _Result(Struct, frozen=True):
 
 def read(path: Path, text: bytes) -> Requests:
     """Raises InvalidData for a file without single requests, of several results, or of another shape."""
-    if (results := len(text.strip().splitlines())) > 1:
-        raise several_loads(path, results, "Give each of its lines as a file of its own.")
+    lines = text.strip().splitlines()
+    if len(lines) > 1 and is_json(lines[0]):
+        raise several_loads(path, len(lines), "Give each of its lines as a file of its own.")
     result = decode(path, text, _Result)
     prompts, new, ttfts, itls = result.input_lens, result.output_lens, result.ttfts, result.itls
     if prompts is None or new is None or ttfts is None or itls is None:

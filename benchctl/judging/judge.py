@@ -12,23 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from benchctl.errors import UserError
-from benchctl.judging.chat import Message, Question, Template, count_prompt, load_template, most_tokens, read_scores
-from benchctl.records.schema import Row, Run
+from benchctl.judging.chat import Message as Message
+from benchctl.judging.chat import Question as Question
+from benchctl.judging.chat import Template, count_prompt, load_template, most_tokens, read_scores
+from benchctl.records.schema import Row as Row
+from benchctl.records.schema import Run as Run
 from benchctl.records.scores import Protocol
-
-__all__ = [
-    "AskedJudge",
-    "GradingJudge",
-    "Judge",
-    "Message",
-    "NoReply",
-    "Place",
-    "Question",
-    "Reply",
-    "Row",
-    "Run",
-    "Usage",
-]
 
 
 @dataclass(frozen=True)

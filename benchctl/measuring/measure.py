@@ -72,26 +72,27 @@ class Stores:
         self._remembering = {label for label, method in self._methods.items() if method.memory == "run"}
         self._kept: dict[str, object] = {}
         self._before: dict[str, object] = {}
-        self._current: dict[str, object] = {}
+        self._current: dict[tuple[str, Mode], object] = {}
 
     def begin(self) -> None:
         """Start on another prompt."""
-        self._before = dict(self._kept)
+        self._before, self._current = dict(self._kept), {}
 
     def open(self, task: Task) -> object:
         """The store of a generation, None for other methods: turns of one repeat share it."""
         method = self._methods.get(task.label)
         if method is None:
             return None
-        if task.turn == 0 or task.label not in self._current:
+        key = task.label, task.mode  # modes take turns, and must not see each other's answers
+        if task.turn == 0 or key not in self._current:
             has_past = task.label in self._before
-            self._current[task.label] = deepcopy(self._before[task.label]) if has_past else method.new_store()
-        return self._current[task.label]
+            self._current[key] = deepcopy(self._before[task.label]) if has_past else method.new_store()
+        return self._current[key]
 
     def close(self, task: Task) -> None:
         """After a generation that did not fail."""
         if task.label in self._remembering and task.repeat == 0 and task.mode == "free":
-            self._kept[task.label] = deepcopy(self._current[task.label])
+            self._kept[task.label] = deepcopy(self._current[task.label, task.mode])
 
 
 @dataclass
@@ -142,8 +143,15 @@ class Measurer:
         self._guard.check(job[0].label, sample=True)
         return rows
 
-    def recall(self, task: Task, row: Row) -> None:
-        """Take a row that is in the file already: later turns and verdicts build on it."""
+    def recall(self, task: Task, row: Row, goes_on: bool = False) -> None:
+        """Take a row that is in the file already: later turns and verdicts build on it.
+
+        Where the label `goes_on` with a later turn, a method that carries state over answers again, for the store that
+        this leaves; if that fails, the later turn fails too.
+        """
+        if goes_on and row.error is None and isinstance(self.methods.get(task.label), CarriesOver):
+            (again,) = self.measure((task,))
+            row = row if again.error is None else again
         if row.error is None:
             self._history(task)[task.turn] = row.text
             if task.label == self.baseline:
@@ -286,8 +294,8 @@ class Measurer:
     def _control(
         self, task: Task, request: DecodeRequest, generation: Generation, together: int
     ) -> tuple[Judgement, dict[str, float]]:
-        """Verdict and fidelity of an answer. Where one fails, as for lack of memory, the times stay valid: the row
-        counts `failed_controls` and keeps the results of the others."""
+        """Verdict and fidelity of an answer. Where one fails, as for lack of memory, the times and the other one stay
+        valid: the row has `failed_controls` or `failed_fidelity`."""
         judgement, failures = Judgement(), dict[str, Exception]()
         fidelity: dict[str, float] = {}
         try:
@@ -306,8 +314,8 @@ class Measurer:
                     f"computed: {_in_words(failure)}. Its times are kept. `compare` counts further failures of this "
                     "kind."
                 )
-        failed = {"failed_controls": float(len(failures))} if failures else {}
-        return judgement, judgement.evidence | fidelity | failed
+        fields = {"verdict": "failed_controls", "fidelity": "failed_fidelity"}
+        return judgement, judgement.evidence | fidelity | {fields[what]: 1.0 for what in failures}
 
     def _judge(self, task: Task, request: DecodeRequest, generation: Generation, together: int) -> Judgement:
         if task.mode == "replay":

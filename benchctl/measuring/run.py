@@ -36,7 +36,7 @@ from benchctl.measuring.clock import Clock, Timer, utc_now
 from benchctl.measuring.machine.host import commit, machine_facts, usable_cores, versions
 from benchctl.measuring.machine.meter import bandwidth_mb_s, free_memory, make_meter
 from benchctl.measuring.measure import DecodingConfig, Measurer
-from benchctl.measuring.memory import Need, describe, explained, memory_needs, prompt_tokens
+from benchctl.measuring.memory import describe, explained, memory_needs, prompt_tokens
 from benchctl.measuring.passes import one_row_cost
 from benchctl.measuring.plan import ORDER, Plan
 from benchctl.measuring.prompts.fit import fit_suite
@@ -109,13 +109,35 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
     with explained("The target", needs):
         target = models(checked.models.target)
         guard, clock = WeightGuard(target), Clock(checked.device)
-    prepared = partial(
-        _prepared, target=target, models=models, draft_model=checked.models.draft, guard=guard, clock=clock
-    )
+
+    def prepared(choice: Choice) -> Choice:
+        """With its method prepared, and the time that took. Raises UserError if that changed the target."""
+        if draft := choice.draft_model(checked.models.draft):
+            models(draft)  # loading it is no work of the method
+        started_s = clock()
+        made = choice.prepare(target, models, checked.models.draft)
+        made = replace(made, prepare_s=clock() - started_s)
+        guard.check(f"{choice.label}, while it was prepared,")
+        return made
+
+    def fitting(choice: Choice) -> Choice:
+        """As prepared; where its models or modules do not fit into memory, unsupported: the others go on."""
+        try:
+            with explained(choice.label, needs):
+                return prepared(choice)
+        except UserError as error:
+            if error.id != OUT_OF_MEMORY:
+                raise
+            notify(str(error))
+        for each in choice.whole:  # `checked` holds them: what is prepared in part is dropped
+            vars(each.method).clear()
+        free_memory()
+        # The header contains no sizes, so that --resume finds the same header.
+        return replace(choice, method=build(choice.label), unsupported=_NO_ROOM)
+
     deploy = partial(_deployed, deploy=cache(lambda: _deployment(checked, target, clock, notify)))
     choices = tuple(
-        deploy(choice) if isinstance(choice.method, Engine) else _fitting(choice, prepared, needs, notify)
-        for choice in checked.choices
+        deploy(choice) if isinstance(choice.method, Engine) else fitting(choice) for choice in checked.choices
     )
     _check_same_engine(choices)
     for choice in choices:
@@ -165,44 +187,10 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
         )
 
 
-def _fitting(
-    choice: Choice, prepare: Callable[[Choice], Choice], needs: Sequence[Need], notify: Callable[[str], None]
-) -> Choice:
-    """The choice as prepared; where its models or modules do not fit into memory, unsupported: the others go on."""
-    try:
-        with explained(choice.label, needs):
-            return prepare(choice)
-    except UserError as error:
-        if error.id != OUT_OF_MEMORY:
-            raise
-        notify(str(error))
-    free_memory()
-    # What was prepared in part is dropped. The header contains no sizes, so that --resume finds the same header.
-    return replace(choice, method=build(choice.label), unsupported=_NO_ROOM)
-
-
 def _missing(choices: Sequence[Choice], plan: Plan) -> Counter[str]:
     """Planned generations of the labels that were left out for lack of memory."""
     each = len(plan) // len(plan.labels)
     return Counter({choice.label: each for choice in choices if choice.unsupported == _NO_ROOM})
-
-
-def _prepared(
-    choice: Choice,
-    target: Target,
-    models: Callable[[str], Target],
-    draft_model: str,
-    guard: WeightGuard,
-    clock: Callable[[], float],
-) -> Choice:
-    """The choice with its method prepared, and the time that took. Raises UserError if that changed the target."""
-    if draft := choice.draft_model(draft_model):
-        models(draft)  # loading it is no work of the method
-    started_s = clock()
-    prepared = choice.prepare(target, models, draft_model)
-    prepared = replace(prepared, prepare_s=clock() - started_s)
-    guard.check(f"{choice.label}, while it was prepared,")
-    return prepared
 
 
 def _deployment(

@@ -107,7 +107,7 @@ class Session:
     def _measure_round(self, attempt: Round, rows: MutableMapping[RowKey, Row]) -> None:
         """Measure what the file lacks of an attempt, and recall the rest of it."""
         # Of a round that is stored as a whole, `_teach_watch` has taken the times.
-        is_whole = all(job[0].key in rows for job in attempt)
+        missing = {(job[0].label, job[0].mode) for job in attempt if job[0].key not in rows}
         for job in attempt:
             ends_round = job is attempt[-1]
             if job[0].key not in rows:
@@ -115,8 +115,8 @@ class Session:
                 rows.update({row_key(row): row for row in self._measure(job, ends_round, before)})
                 continue
             for task in job:
-                self.measurer.recall(task, rows[task.key])
-            if self.watch is not None and not is_whole:
+                self.measurer.recall(task, rows[task.key], goes_on=(task.label, task.mode) in missing)
+            if self.watch is not None and missing:
                 self.watch.observe(rows_of((job,), rows), ends_round=ends_round)
 
     def _measure(self, job: Job, ends_round: bool, before: list[Row]) -> tuple[Row, ...]:

@@ -124,7 +124,7 @@ class MethodInfo:
     unsupported: str = ""
     modules_sha256: str = ""
     source_sha256: str = ""
-    doctor: Literal["", "passed", "failed", "never"] = ""
+    doctor: Literal["", "passed", "failed", "never"] = field(default="", compare=False)
     engine: EngineInfo | None = None
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ def places(on_gpu: bool, per_host: int) -> list[Place]:
     if on_gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = [str(number) for number in range(_gpus())] if visible is None else visible.split(",")
-        return [Place((f"gpu-{gpu}",), gpu=gpu) for gpu in gpus if gpu]
+        seen = takewhile(lambda gpu: gpu and not gpu.startswith("-"), gpus)  # what stands behind -1 is hidden too
+        return [Place((f"gpu-{gpu}",), gpu=gpu) for gpu in seen]
     cores = sorted(os.sched_getaffinity(0), reverse=True)  # other programs rather use those of low numbers
     size = max(1, len(cores) // per_host)
     sets = [tuple(cores[start : start + size]) for start in range(0, len(cores), size)][:per_host]

@@ -129,18 +129,6 @@ def check_fingerprint(path: Path, saved: Mapping[str, str], current: Mapping[str
     )
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Puts saved weights into the trained parameters. Raises UserError unless they are those of this module."""
-    own = trained_parameters(module)
-    if own.keys() != weights.keys() or any(own[name].shape != weights[name].shape for name in own):
-        raise UserError(
-            "other_training", "the checkpoint belongs to a model of another shape; train into a fresh --out folder"
-        )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(weights[name])
-
-
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that training changes, tied ones once."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -30,7 +30,6 @@ from benchctl.training.checkpoint import (
     check_fingerprint,
     checkpoints,
     load_checkpoint,
-    load_weights,
     remove_partial,
     save_checkpoint,
     set_newer_aside,
@@ -210,7 +209,8 @@ class Trainer:
             self._forget_after(0)
             return False
         check_fingerprint(self.folder, found.fingerprint, self._fingerprint)
-        load_weights(self.module, found.weights)
+        assert found.weights.keys() == trained_parameters(self.module).keys()  # as the fingerprint says
+        self.module.load_state_dict(found.weights, strict=False)  # the others stand still
         self._optimizers.load_state_dict(found.optimizer)
         torch.set_rng_state(found.random["cpu"])
         if self.device.type == "cuda" and "cuda" in found.random:

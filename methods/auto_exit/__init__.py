@@ -24,6 +24,7 @@ from benchctl.decoding.modules.trainable import SecondStage, Trainable, Training
 
 from .estimates import Estimates
 
+_ROWS_AT_ONCE = 128  # of exits together
 _PROMPT_ROWS = 33  # last rows of the prompt that estimates begin with, as in the authors' code
 
 
@@ -141,9 +142,12 @@ class AutoExit(ExitHeads, Speculative, Trainable, CarriesOver):
 
     def _learn(self, target: Target, states: dict[int, Tensor], target_logits: Tensor) -> None:
         """From the states [rows, width] at each exit of rows whose logits [rows, vocabulary] the target gave."""
-        right, likely = list[Tensor](), list[Tensor]()
-        for layer, state in states.items():
-            likeliest = wide(self.exit_head(target, layer, state)).softmax(-1).max(-1)
-            right.append(self.vocabulary.ids_at(likeliest.indices) == target_logits.argmax(-1))
+        wanted, right, likely = target_logits.argmax(-1), list[Tensor](), list[Tensor]()
+        # All exits at once read the LM head once; those of a whole prompt would need much memory.
+        exits, at_once = list(states), max(1, _ROWS_AT_ONCE // len(wanted))
+        for start in range(0, len(exits), at_once):
+            some = {layer: states[layer] for layer in exits[start : start + at_once]}
+            likeliest = wide(self.exits_head(target, some)).softmax(-1).max(-1)
+            right.append(self.vocabulary.ids_at(likeliest.indices) == wanted)
             likely.append(likeliest.values)
-        self.store.learn(torch.stack(right).cpu(), torch.stack(likely).cpu(), self.decay)
+        self.store.learn(torch.cat(right).cpu(), torch.cat(likely).cpu(), self.decay)

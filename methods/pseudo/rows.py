@@ -101,15 +101,16 @@ class Riders:
         """Run all open rows, with so many pseudo-rows behind those open rows that ``carriers`` names."""
         layer, layers, first = self._module.layer, stream.target.layers, stream.rows
         stream.advance(layer)
-        parents, begun, self._spans = list[int](), list[Tensor](), {}
-        for row, count in carriers.items():
-            if count > 0:
-                start = first + len(parents)
-                self._spans[row] = slice(len(parents), len(parents) + count)
-                parents += [row, *range(start, start + count - 1)]
-                begun.append(self._module.begin(stream.states[row])[:count])
-        if begun:
-            stream.push([0] * len(parents), parents, torch.cat(begun))
+        parents, self._spans = list[int](), {}
+        counts = {row: count for row, count in carriers.items() if count > 0}
+        for row, count in counts.items():
+            start = first + len(parents)
+            self._spans[row] = slice(len(parents), len(parents) + count)
+            parents += [row, *range(start, start + count - 1)]
+        if counts:
+            begun = self._module.begin(stream.states[list(counts)])
+            chosen = [states[:count] for states, count in zip(begun, counts.values(), strict=True)]
+            stream.push([0] * len(parents), parents, torch.cat(chosen))
             stream.pass_by(0, layer)
         if self._adapted:
             stream.run_rows(layer, layers, partial(self._run, layer, first))

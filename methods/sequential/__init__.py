@@ -19,7 +19,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.grow import Frontier, Picks, grow_likeliest, grow_shape, node_probs, wide
 from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
-from benchctl.decoding.model.kernels import Linear
+from benchctl.decoding.model.kernels import Linear, in_form
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.folders import load_modules
@@ -81,6 +81,7 @@ class Sequential(Speculative, Trainable, UsesDraftVocabulary):
 
     def prepare(self, target: Target) -> None:
         self._module = load_modules(self, "sequential", target, self.modules)
+        in_form(self._module, target.form)
         self.load_vocabulary(self.modules, target.vocabulary)
         self._lm_head = self.vocabulary.lm_head(target)
 

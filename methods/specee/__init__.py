@@ -49,6 +49,7 @@ class SpecEE(AdaptiveDepth, Trainable, MonotoneThreshold):
     _module: Guided = field(init=False, repr=False, compare=False)
     _draft: ExitHead = field(init=False, repr=False, compare=False)
     _trained: tuple[int, ...] = field(default=(), init=False, repr=False, compare=False)
+    _table: Tensor = field(init=False, repr=False, compare=False)
     _ids: Tensor = field(init=False, repr=False, compare=False)  # of this token: drafted, their head, and
     _head: Linear = field(init=False, repr=False, compare=False)  # their probabilities at the exit before
     _before: Tensor | None = field(default=None, init=False, repr=False, compare=False)
@@ -109,12 +110,17 @@ class SpecEE(AdaptiveDepth, Trainable, MonotoneThreshold):
             refuse_other_exits(self.modules, self.exit_layers(target), self._trained)
         self._module, (guide,) = module, module.guide.layers
         self._draft = module.guide.heads(target.final_norm, target.lm_head)[guide]
+        self._table = target.head_table()
 
     def climb(self, context: Context) -> View:
         stream, target = context.stream, context.target
         stream.advance(self.guide_layer(target.layers))
         self._ids, self._before = self._draft(stream.states[-1:])[0].topk(TOKENS).indices, None
-        self._head = target.head_rows(self._ids)
+        weight, bias = self._table[self._ids], target.lm_head.bias
+        if target.form == "float16":
+            weight = weight.half()  # as the LM head rounds it
+        # Of so few rows the plain product is over before others have packed them.
+        self._head = Linear(weight.to(target.dtype), None if bias is None else bias[self._ids], "plain")
         return super().climb(context)
 
     def decide(self, context: Context, view: View) -> bool:

@@ -22,9 +22,10 @@ from fixtures_records import (
 )
 from refusals import refused
 
-from benchctl.analysis.comparison import POOLED, Difference, compare, differences
+from benchctl.analysis.comparison import POOLED, Difference, compare, differences, over
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.intervals import Interval
+from benchctl.records.writer import RunFile
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,22 @@ def test_options_count_where_both_runs_have_the_label() -> None:
 def test_files_of_one_group_are_sessions_of_the_same_prompts() -> None:
     (group,) = compare([file_of(usual_rows(), name=name) for name in ("1.jsonl", "2.jsonl")])
     assert [(found.prompts, found.generations) for found in group.pooled.methods] == [(20, 40)] * 3
+
+
+def test_files_whose_baselines_gave_other_answers_are_refused() -> None:
+    """Of equal weights, prompts, settings and versions. A method as baseline may answer otherwise from run to run."""
+
+    def changed(label: str, **of_run: Any) -> RunFile:
+        rows = usual_rows()
+        changed = [replace(row, token_ids=(9, *row.token_ids[1:])) if row.label == label else row for row in rows]
+        return file_of(changed, replace(RUN, **of_run), "2.jsonl")
+
+    one = file_of(usual_rows(), name="1.jsonl")
+    with refused("baselines_differ", "1.jsonl", "2.jsonl", "20 of 20"):
+        compare([one, changed(BASELINE)])
+    compare([one, changed(BASELINE, versions={"torch": "9"})])
+    compare([one, changed(DRAFTED)])
+    compare([over(file, DRAFTED) for file in (one, changed(DRAFTED))])
 
 
 def test_files_that_are_not_comparable_stay_apart() -> None:

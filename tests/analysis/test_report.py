@@ -80,6 +80,16 @@ def test_the_answer_comes_first_in_few_lines(tmp_path: Path) -> None:
     assert lines[10].startswith("two_model ") and "1.59x [1.57, 1.61]" in lines[10]
 
 
+def test_the_heading_counts_files_and_the_suites_that_were_measured(tmp_path: Path) -> None:
+    """A line too long named one file of three, and an unfinished run of five samples was of 3 suites (5 embedded)."""
+    files = [read(write(tmp_path / f"{'long' * 5}-{number}.jsonl", usual_rows())) for number in range(3)]
+    heads = [render(compare(files), "table", View(width=width)).splitlines()[0] for width in (120, 60)]
+    assert [head.partition(":")[0] for head in heads] == [f"{'long' * 5}-0.jsonl and 2 more", "3 files"]
+    samples = [replace(KOALA, name=name, source="embedded") for name in ("a", "b", "c")]
+    rows = [replace(row, suite=name) for name in ("a", "b") for row in usual_rows(3)]
+    assert ": 2 suites (embedded), " in _text(tmp_path, rows=rows, run=replace(RUN, suites=tuple(samples)))
+
+
 def test_fidelity_is_target_agreement_where_it_was_measured(tmp_path: Path) -> None:
     scored = {"target_agreed_tokens": 6.0, "scored_tokens": 8.0}
     rows = [replace(row, fidelity=scored) if row.label == EXITING else row for row in usual_rows()]
@@ -113,7 +123,7 @@ def test_a_table_fits_the_terminal_and_breaks_no_word(tmp_path: Path, full: bool
     rows, run = _two_long_labels()
     text = _text(tmp_path, rows=rows, run=run, view=View(full=full, width=width))
     assert max(map(len, text.splitlines())) <= width
-    assert len(re.findall(r"early_exit threshold=0\.95? ", text)) >= 2
+    assert all(re.search(rf"early_exit threshold={threshold} ", text) for threshold in ("0.95", "0.5"))
     assert (LONG in "".join(text.split())) == full
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from compared import group_of, value_of
+from compared import file_of, group_of, value_of
 from fixtures_records import BASELINE, failed, method
 from test_winner import rows_of, run_of
 
+from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.winner import summarise
 
@@ -103,6 +104,14 @@ def test_a_wide_interval_of_any_method_leaves_the_decision_open() -> None:
     rows = rows_of({"a": 1.0}, 0.001) + [row for row in rows_of({"b": 1.1}, 0.5) if row.label == "b"]
     narrow, wide = summarise(group_of(rows_of(paces, 0.001), run_of(paces))), summarise(group_of(rows, run_of(paces)))
     assert narrow.advice.split()[0] == "Keep" and wide.advice.split()[:3] == ["Not", "decided:", "b,"]
+
+
+def test_one_exact_method_over_a_lossy_one_is_not_said_to_be_none() -> None:
+    paces = {"a": 1.5, "b": 1.6}
+    run = replace(run_of(paces), methods=(method(BASELINE), method("a", "lossy"), method("b")))
+    rows = [row for row in rows_of(paces) if row.label != BASELINE]
+    (group,) = compare([over(file_of(rows, run), "a")])
+    assert "only one method with the same answers" in summarise(group).headline
 
 
 def test_a_method_with_an_answer_without_a_verdict_is_named_as_left_out() -> None:

@@ -45,7 +45,7 @@ def test_a_good_run_has_no_warnings() -> None:
         (
             {"machine": {"cores": 2, "load_average": [1.9, 0.0, 0.0]}},
             "machine_busy",
-            {"file": "a.jsonl", "load": 1.9, "cores": 2, "threads": 1},
+            {"file": "a.jsonl", "load": 1.9, "when": "at the start", "cores": 2, "threads": 1},
         ),
         ({"machine": {"one_row_cost": 1.11}}, "weak_baseline", {"file": "a.jsonl", "cost": 1.11}),
         (
@@ -102,6 +102,26 @@ def test_an_interval_of_no_width_leaves_room_for_a_loss(lost: int, expected: boo
     assert found == [{"label": EXITING, "prompts": 20, "possible": 3 / 20}] * expected
 
 
+@pytest.mark.parametrize(("fast_s", "expected"), [(0.25, True), (0.8, False)])
+def test_a_speed_up_that_rests_on_answers_that_repeat_themselves(fast_s: float, expected: bool) -> None:
+    """Half of them loop; the others are 1 / 0.8 times as fast."""
+
+    def answer(number: int, label: str) -> Row:
+        looping = number < 10
+        step_s = 1.0 if label == BASELINE else fast_s if looping else 0.8
+        row = replace(baseline_row(f"p{number}", tokens=41, step_s=step_s, ttft_s=0.0), label=label)
+        row = row if label == BASELINE else replace(row, verdict="identical")
+        return replace(row, token_ids=(9, *(4, 5) * 20) if looping else tuple(range(41)))
+
+    rows = [answer(number, label) for number in range(20) for label in (BASELINE, DRAFTED)]
+    found = warned(group_of(rows), "answers_repeat")
+    assert len(found) == expected
+    if expected:
+        values = found[0]
+        assert (values["label"], values["share"]) == (DRAFTED, 0.5)
+        assert (values["speedup"], values["sound"]) == (pytest.approx(80 / 42), pytest.approx(1 / 0.8))
+
+
 def test_an_exact_method_with_a_lossy_answer() -> None:
     broken = replace(drafted_row(), verdict="lossy", first_divergence=3)
     group = group_of([baseline_row(), broken, exiting_row()])
@@ -115,6 +135,20 @@ def test_failures_and_few_prompts() -> None:
     failure = {"label": DRAFTED, "generations": 1, "mode": "free", "prompt": "koala/p1", "error": "out of memory"}
     assert warned(group, "generations_failed") == [failure]
     assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompt", "limit": 10}]
+
+
+@pytest.mark.parametrize(("foreign_cores", "expected"), [(0.1, []), (1.8, [(1.8, "throughout")])])
+def test_what_others_used_counts_more_than_the_load_at_the_start(
+    foreign_cores: float, expected: list[tuple[float, str]]
+) -> None:
+    rows = [replace(row, conditions={"foreign_cores": foreign_cores}) for row in usual_rows(20)]
+    run = replace(RUN, machine={"cores": 2, "load_average": [1.9, 0.0, 0.0]})
+    found = warned(group_of(rows, run), "machine_busy")
+    assert [(values["load"], values["when"]) for values in found] == expected
+    unwatched = file_of([replace(row, conditions={}) for row in rows], run, "unwatched.jsonl")
+    (group,) = compare([file_of(rows, run), unwatched])
+    at_start = [each["file"] for each in warned(group, "machine_busy") if each["when"] == "at the start"]
+    assert at_start == ["unwatched.jsonl"]
 
 
 @pytest.mark.parametrize(("waited_share", "expected"), [(0.04, []), (0.3, [0.3])])
@@ -137,6 +171,18 @@ def test_answers_whose_controls_failed_are_counted_and_their_method_is_not_lossl
     assert figures_of(group).lossless is False
     assert warned(group, "verdict_unknown") == [{"label": DRAFTED, "answers": 1, "generations": 2}]
     assert warned(group_of([*baselines, good]), "verdict_unknown") == []
+
+
+def test_answers_with_a_verdict_and_without_agreement_are_counted_apart() -> None:
+    """They were said to lack a verdict. Version 0.1 counted both as failed controls."""
+    baselines, good = [baseline_row("p0"), baseline_row("p1")], drafted_row("p0")
+    for name, expected in (
+        ("failed_fidelity", [{"label": DRAFTED, "answers": 1, "generations": 2}]),
+        ("failed_controls", []),
+    ):
+        group = group_of([*baselines, good, replace(drafted_row("p1"), fidelity={name: 1.0})])
+        assert figures_of(group).lossless is True
+        assert (warned(group, "verdict_unknown"), warned(group, "fidelity_unknown")) == ([], expected)
 
 
 @pytest.mark.slow

@@ -106,6 +106,12 @@ def test_nobody_is_named_who_is_slower_than_a_baseline_that_takes_no_part() -> N
     assert fastest(group_of(rows, run_of(paces))) is None
 
 
+def test_nobody_is_named_who_is_level_with_a_baseline_that_takes_no_part() -> None:
+    paces = {"a": 1.0005, "b": 0.7}
+    rows = [failed(row) if row.label == BASELINE and _number(row) == 3 else row for row in rows_of(paces, 0.05)]
+    assert fastest(group_of(rows, run_of(paces))) is None
+
+
 @pytest.mark.parametrize("lossy", ["claim", "answers"])
 def test_what_loses_answers_cannot_win(lossy: str) -> None:
     """Whether a method says so itself, or its answers do."""

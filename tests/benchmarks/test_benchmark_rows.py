@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from fakes_measuring import FakeClock
 from tiny import tiny_folder
 
 from benchctl.decoding.model.kernels import Linear
@@ -16,21 +17,10 @@ from benchctl.measuring.passes import Passes
 from benchmarks.rows import ROWS, Cost, Products, Took, costs_of, main, take
 
 
-class Ticks:
-    """A clock that goes on by one second whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        self.now_s += 1.0
-        return self.now_s
-
-
 @pytest.mark.parametrize("form", ["fast", "plain", "float16"])
 @torch.inference_mode()
 def test_each_product_counts_once_whether_it_is_added_or_not(form: str) -> None:
-    linear, x, clock = Linear(torch.ones(4, 4), None, form), torch.ones(1, 4), Ticks()  # type: ignore[arg-type]
+    linear, x, clock = Linear(torch.ones(4, 4), None, form), torch.ones(1, 4), FakeClock()  # type: ignore[arg-type]
     products, original = Products(clock), Linear.__call__
     with products.on():
         linear(x)
@@ -46,7 +36,7 @@ def test_each_product_counts_once_whether_it_is_added_or_not(form: str) -> None:
 def test_a_pass_has_the_products_of_all_layers_and_of_the_head(tmp_path: Path) -> None:
     passes = Passes(Target.load(tiny_folder(tmp_path)), 8, 4)
     for rows in (1, 4):
-        assert take(passes, rows, Ticks()).products_s == 4 * 3 + 1
+        assert take(passes, rows, FakeClock()).products_s == 4 * 3 + 1
 
 
 def test_shares_are_those_of_the_best_pass() -> None:

@@ -7,16 +7,17 @@ import re
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command import cli, ok
 from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, drafted_row, exiting_row, write
 from openai import APIConnectionError
 
-from benchctl.cli import main
 from benchctl.cli.judge import JudgeOptions, judge_label
 from benchctl.judging.judge import Reply, Usage
 from benchctl.measuring.prompts.suites import load_suite
@@ -66,8 +67,7 @@ def test_prompts_are_those_that_the_limit_takes_of_each_category_or_the_first_as
         part = replace(loaded, prompts=tuple(prompt for prompt in loaded.prompts if prompt.id in ids))
         rows = [row for row in file.rows if row.prompt_id == "p0"]
         path = write(results.parent / f"{ids[1]}.jsonl", rows, replace(file.run, suites=(suite_info(part),)))
-        result = judge(path, "--judge", "exact")
-        assert result.exit_code == 0, result.output
+        ok(judge(path, "--judge", "exact"))
 
 
 @pytest.fixture
@@ -86,8 +86,7 @@ def reply(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return use
 
 
-def judge(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["judge", *map(str, arguments)])
+judge = partial(cli, "judge")
 
 
 def gpt(results: Path, *more: str) -> Result:
@@ -96,8 +95,7 @@ def gpt(results: Path, *more: str) -> Result:
 
 def test_exact_needs_no_key_no_model_and_no_money(results: Path) -> None:
     assert "Cost: nothing." in judge(results, "--judge", "exact", "--dry-run").stdout
-    result = judge(results, "--judge", "exact")
-    assert result.exit_code == 0, result.output
+    result = ok(judge(results, "--judge", "exact"))
     scores = read_scores(results.parent / "first.scores.jsonl").scores
     shown = {(score.label, score.score, score.baseline_score) for score in scores}
     assert shown == {(DRAFTED, 1.0, 1.0), (EXITING, 0.0, 1.0)}
@@ -105,8 +103,7 @@ def test_exact_needs_no_key_no_model_and_no_money(results: Path) -> None:
 
 
 def test_a_judging_says_what_it_did_and_where_its_scores_are(results: Path, reply: Callable[[Any], None]) -> None:
-    result = gpt(results, "--max-usd", "1", "--json")
-    assert result.exit_code == 0, result.output
+    result = ok(gpt(results, "--max-usd", "1", "--json"))
     summary = json.loads(result.stdout)
     assert (summary["written"], summary["ties"], summary["unreadable"]) == (9, 3, 0)
     assert summary["spent"]["usd"] == pytest.approx(6 * (100 * 2.5 + 4 * 10) / 1e6)
@@ -127,8 +124,7 @@ def test_without_a_key_only_a_dry_run_is_made_and_nothing_written(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    forecast = gpt(results, "--dry-run")
-    assert forecast.exit_code == 0, forecast.output
+    forecast = ok(gpt(results, "--dry-run"))
     assert " 6 questions" in forecast.stdout and "$0.00" in forecast.stdout
     sums = json.loads(gpt(results, "--dry-run", "--json").stdout)
     assert f"At most ${sums['most_usd']:.4f}" in forecast.stdout

@@ -3,22 +3,21 @@
 import importlib
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from command import cli, ok
 from fixtures_records import KOALA, MT_BENCH, RUN, usual_rows, write
 from matplotlib.image import imread
 from pictures import texts
 
 from benchctl.analysis import plots
 from benchctl.analysis.plots import catalogue
-from benchctl.cli import main
 
-
-def _plot(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["plot", *map(str, arguments)])
+_plot = partial(cli, "plot")
 
 
 @pytest.fixture
@@ -56,8 +55,7 @@ def test_sampled_answers_can_be_checked_though_not_compared(tmp_path: Path) -> N
     rows = [replace(row, verdict=row.verdict and "sampled", first_divergence=None, text="4") for row in usual_rows(3)]
     checked = replace(KOALA, exact_answers={f"p{n}": ("4",) for n in range(3)})
     sampled = write(tmp_path / "0.jsonl", rows, replace(RUN, temperature=0.7, suites=(checked,)))
-    result = _plot("--pareto", "--quality", "exact", sampled, "--out", tmp_path / "plot.svg")
-    assert result.exit_code == 0
+    ok(_plot("--pareto", "--quality", "exact", sampled, "--out", tmp_path / "plot.svg"))
     assert "on 3 prompts" in (tmp_path / "plot.svg").read_text()
 
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command import cli, ok
 from fixtures_predict import usual_file
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, TARGET, usual_rows, write
 from fixtures_run import make_folder
-
-from benchctl.cli import main
 
 # A run that states what its steps read: layers of a million numbers each and the head, in float32.
 STATED = replace(RUN, step_bytes=4 * (LAYERS * 1_000_000 + TARGET.vocabulary * TARGET.hidden_size))
 
 
-def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["predict", *map(str, arguments)])
+predict = partial(cli, "predict")
 
 
 @pytest.fixture
@@ -30,14 +29,13 @@ def profiled(tmp_path: Path) -> Path:
 
 
 def lines_of(result: Result) -> list[str]:
-    assert result.exit_code == 0, result.output
-    return click.unstyle(result.stdout).splitlines()
+    return click.unstyle(ok(result).stdout).splitlines()
 
 
 def test_the_tables_say_what_was_predicted_measured_and_where_the_gap_lies(profiled: Path) -> None:
     """40 / 15 predicted, 40 / 18.7 measured, of which 1.7 s that the profile does not show. Of a pass 8% is the head,
     so an exit at half depth costs 8 s x 0.54, and 2 s for commit and host."""
-    lines = lines_of(invoke(profiled))
+    lines = lines_of(predict(profiled))
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
     assert f"{BASELINE} on reference" in lines[0]
@@ -51,19 +49,19 @@ def test_the_tables_say_what_was_predicted_measured_and_where_the_gap_lies(profi
 
 def test_no_part_is_minus_zero() -> None:
     kept = Path(__file__).parents[2] / "results" / "reference" / "smollm2-profile.jsonl"
-    assert not re.findall(r"-0\.0+(?!\d)", "\n".join(lines_of(invoke(kept))))
+    assert not re.findall(r"-0\.0+(?!\d)", "\n".join(lines_of(predict(kept))))
 
 
 def test_a_profile_that_is_far_from_the_free_steps_is_a_note(tmp_path: Path, profiled: Path) -> None:
     """The free steps take a tenth more, 9% of their own time; then four tenths, 29%."""
     run = replace(STATED, modes=("free", "profile"))
     far = write(tmp_path / "far.jsonl", usual_file(slower=1.4).rows, run)
-    near_text, far_text = (" ".join(" ".join(lines_of(invoke(file))).split()) for file in (profiled, far))
+    near_text, far_text = (" ".join(" ".join(lines_of(predict(file))).split()) for file in (profiled, far))
     assert f"{DRAFTED}: " not in near_text and f"{DRAFTED}: " in far_text and "29%" in far_text
 
 
 def test_json_has_every_figure(profiled: Path) -> None:
-    result = invoke(profiled, "--json")
+    result = predict(profiled, "--json")
     document = json.loads(result.stdout)
     drafted, exiting = document["predictions"]
     assert (drafted["label"], exiting["label"]) == (DRAFTED, EXITING)
@@ -75,9 +73,9 @@ def test_json_has_every_figure(profiled: Path) -> None:
 
 
 def test_what_cannot_be_predicted_is_a_note_with_what_to_do(tmp_path: Path) -> None:
-    text = " ".join(" ".join(lines_of(invoke(write(tmp_path / "free.jsonl", usual_rows(3))))).split())
+    text = " ".join(" ".join(lines_of(predict(write(tmp_path / "free.jsonl", usual_rows(3))))).split())
     assert f"Note: {DRAFTED} is not" in text and "--profile" in text and "early_exit" in text
-    result = invoke(write(tmp_path / "empty.jsonl", [], RUN))
+    result = predict(write(tmp_path / "empty.jsonl", [], RUN))
     assert result.exit_code == 2 and "no generations" in result.stderr
 
 
@@ -88,8 +86,8 @@ def test_a_run_with_profile_is_predicted_from_it(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 16 --warm-up 1"
     labels = "-m two_model[draft_tokens=2] -m early_exit[threshold=0.0] --profile --no-watch --out out.jsonl"
-    assert CliRunner().invoke(main, ["run", *usual.split(), *labels.split()]).exit_code == 0
-    document = json.loads(invoke("out.jsonl", "--json").stdout)
+    ok(cli("run", *usual.split(), *labels.split()))
+    document = json.loads(predict("out.jsonl", "--json").stdout)
     drafting, exiting = document["predictions"]
     assert drafting["costs"]["draft_ratio"] > 0 and drafting["costs"]["verify_ratio"] > 0.5
     assert exiting["costs"]["draft_ratio"] is None and exiting["costs"]["depth_fraction"] < 0.5

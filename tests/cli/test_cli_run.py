@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command import cli, ok
 from fixtures_run import invoke_run
 from plain_t5 import tiny_t5
 from tiny import tiny_target, tiny_tokenizer
 from untrained import facts_of, untrained
 
-from benchctl.cli import main
 from benchctl.decoding.loop import decode
 from benchctl.decoding.modules.folders import save_modules
 from benchctl.methods.m2r2 import M2R2
@@ -32,8 +32,7 @@ def refused(result: Result, code: int = 2) -> str:
 
 
 def test_a_run_ends_with_the_table_and_the_files_name(here: Path) -> None:
-    result = invoke_run("--method", "two_model", "--method", "prompt_lookup")
-    assert result.exit_code == 0, result.output
+    result = ok(invoke_run("--method", "two_model", "--method", "prompt_lookup"))
     assert all(label in result.stdout for label in ("autoregressive", "two_model", "prompt_lookup", "speed-up"))
     assert result.stdout.splitlines()[-1] == "Results: out.jsonl"
     assert len(read(here / "out.jsonl").rows) == (4 * 2 + 1) * 3
@@ -51,13 +50,11 @@ def test_the_table_has_the_width_of_the_terminal(here: Path, monkeypatch: pytest
 def test_a_sweep_measures_every_combination(here: Path) -> None:
     """Alone it does not bring in the methods that run by default; beside labels it adds to them."""
     sweep = ("--sweep", "two_model[draft_tokens=2|3,confidence=0|0.5]")
-    result = invoke_run(*sweep, "--repeats", "1")
-    assert result.exit_code == 0, result.output
+    ok(invoke_run(*sweep, "--repeats", "1"))
     labels = [method.label for method in read(here / "out.jsonl").run.methods]
     options = ("draft_tokens=2,confidence=0.0", "draft_tokens=2", "draft_tokens=3,confidence=0.0", "draft_tokens=3")
     assert labels == ["autoregressive", *(f"two_model[{each}]" for each in options)]
-    both = invoke_run(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl")
-    assert both.exit_code == 0, both.output
+    ok(invoke_run(*sweep, "--method", "prompt_lookup", "--repeats", "1", "--out", "both.jsonl"))
     assert len(read(here / "both.jsonl").run.methods) == 6
 
 
@@ -129,8 +126,7 @@ def test_away_from_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(he
 
 def test_every_option_and_the_command_line_reach_the_record(here: Path) -> None:
     words = "--method two_model --limit 1 --temperature 0.5 --top-p 0.9 --top-k 7 --seed 3 --repeats 1 --dtype float64"
-    result = invoke_run(*words.split(), "--max-new-tokens", "3", "--threads", "2", "--warm-up", "0")
-    assert result.exit_code == 0, result.output
+    ok(invoke_run(*words.split(), "--max-new-tokens", "3", "--threads", "2", "--warm-up", "0"))
     file = read(here / "out.jsonl")
     run = file.run
     assert run.command[:3] == ("benchctl", "run", "--no-watch") and run.command[-1] == "0"
@@ -142,8 +138,7 @@ def test_every_option_and_the_command_line_reach_the_record(here: Path) -> None:
 @pytest.mark.slow
 def test_a_run_without_labels_and_out_runs_every_method_that_can_into_a_file_in_results(here: Path) -> None:
     usual = "run --model target --bench three.jsonl --device cpu --max-new-tokens 3 --repeats 1"
-    result = CliRunner().invoke(main, usual.split())
-    assert result.exit_code == 0, result.output
+    result = ok(cli(*usual.split()))
     (results,) = (here / "results").glob("three-*.jsonl")
     assert result.stdout.splitlines()[-1] == f"Results: results/{results.name}"
     assert "two_model cannot run here" in result.stderr and "--draft-model" in result.stderr
@@ -158,7 +153,7 @@ def test_an_interrupted_run_prints_the_command_that_continues_with_its_file(monk
 
     monkeypatch.setattr("benchctl.measuring.run.run", interrupt)
     words = "run --method two_model --model target --draft-model draft --bench three.jsonl --device cpu"
-    result = CliRunner().invoke(main, words.split())
+    result = cli(*words.split())
     assert result.exit_code == 130
     assert f"benchctl {words} --out results/three-two_model-" in result.stderr and "--resume" in result.stderr
 
@@ -209,7 +204,7 @@ class TestRefusals:
     )
     def test_what_lacks_its_draft_model_or_its_file(self, words: str, advice: str) -> None:
         usual = "run --model target --bench three.jsonl --method"
-        assert advice in refused(CliRunner().invoke(main, [*usual.split(), *words.split()]))
+        assert advice in refused(cli(*usual.split(), *words.split()))
 
     @pytest.mark.parametrize(
         ("words", "message"),

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from click.testing import CliRunner
+from command import cli, ok
 from fixtures_records import usual_rows, write
 
 from benchctl import bundled, registry
-from benchctl.cli import INTERRUPTED, main
+from benchctl.cli import INTERRUPTED
 from benchctl.measuring.settings import RunSettings
 from benchctl.records.writer import read
 
@@ -58,8 +58,7 @@ def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(SHOWN, "PROMPTS", 1)
     monkeypatch.setattr(SHOWN, "EXPERT_PROMPTS", 1)
     monkeypatch.setattr(SHOWN, "_BRIEF", (*SHOWN._BRIEF, "--max-new-tokens", "3", "--warm-up", "0", "--no-watch"))
-    result = CliRunner().invoke(main, ["demo", "--out", "first"], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    result = ok(cli("demo", "--out", "first"))
     assert {file.name for file in Path("first").iterdir()} == MADE
     of_methods, of_experts = (read(Path("first") / name) for name in ("methods.jsonl", "experts.jsonl"))
     assert {row.label for row in of_methods.rows} == {registry.BASELINE, *SHOWN.demo_labels(SHOWN.EMBEDDED)[0]}
@@ -77,8 +76,7 @@ def test_it_measures_compares_draws_and_reports(tmp_path: Path, monkeypatch: pyt
 def test_the_commands_it_runs_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(SHOWN, "_verb", lambda context, *words: asked.append(words))
-    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "new")], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    ok(cli("demo", "--out", tmp_path / "new"))
     assert [words[0] for words in asked] == ["run", "run", "plot", "report"]
     first, second = (RUN.run.make_context("run", list(words[1:])).params for words in asked[:2])
     assert (first["source"], first["target"], first["methods"]) == (
@@ -96,7 +94,7 @@ def test_it_measures_the_real_model_where_that_was_fetched(tmp_path: Path, monke
     for fetched, expected, hinted in ((False, "ref-dense", True), (True, "smollm2", False)):
         asked.clear()
         monkeypatch.setattr(bundled, "is_fetched", lambda model, there=fetched: there)
-        result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / expected)], catch_exceptions=False)
+        result = ok(cli("demo", "--out", tmp_path / expected))
         first, second = (RUN.run.make_context("run", list(words[1:])).params for words in asked[:2])
         assert (first["target"], first["methods"]) == (expected, (f"on-{expected}",))
         assert (second["target"], second["methods"]) == ("ref-moe", ("on-ref-moe",))
@@ -107,7 +105,7 @@ def test_it_measures_the_real_model_where_that_was_fetched(tmp_path: Path, monke
 def test_it_overwrites_nothing(kept: str, tmp_path: Path) -> None:
     (tmp_path / kept).parent.mkdir(exist_ok=True)
     (tmp_path / kept).write_text("mine")
-    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "mine")])
+    result = cli("demo", "--out", tmp_path / "mine")
     assert (result.exit_code, "--out" in result.stderr) == (2, True)
     assert (tmp_path / kept).read_text() == "mine"
 
@@ -124,8 +122,8 @@ def test_an_interruption_prints_the_command_that_shows_what_was_measured(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RUN, "measure", interrupted)
-    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "my demo")])
+    result = cli("demo", "--out", tmp_path / "my demo")
     assert result.exit_code == INTERRUPTED
     command = shlex.split(result.stderr.partition("See it with:  ")[2])
     assert command == (["benchctl", "compare", str(tmp_path / "my demo" / "methods.jsonl")] if measured else [])
-    assert not measured or CliRunner().invoke(main, command[1:]).exit_code == 0
+    assert not measured or cli(*command[1:]).exit_code == 0

@@ -8,17 +8,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command import cli, ok
 from fake_engine import is_running, wait_for
-from fixtures_records import usual_rows, write
+from fixtures_records import RUN, usual_rows, write
 from fixtures_run import make_folder
 
-from benchctl.cli import main
 from benchctl.cli.run import run, session_arguments
 from benchctl.records.writer import read
 
@@ -53,7 +54,7 @@ def replace_processes(monkeypatch: pytest.MonkeyPatch, call: Callable[..., objec
 
 def invoke(*arguments: str) -> Result:
     words = "run --method prompt_lookup --no-watch --out kept.jsonl --sessions 2"
-    return CliRunner().invoke(main, [*words.split(), *arguments])
+    return cli(*words.split(), *arguments)
 
 
 @pytest.mark.slow
@@ -61,8 +62,7 @@ def test_every_session_is_a_process_with_a_file_of_its_own(tmp_path: Path) -> No
     """The only case with real processes and models."""
     make_folder(tmp_path)
     model = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 4 --warm-up 0"
-    result = invoke(*model.split(), "--repeats", "1")
-    assert result.exit_code == 0, result.output
+    result = ok(invoke(*model.split(), "--repeats", "1"))
     first, second = read(tmp_path / "kept-1.jsonl"), read(tmp_path / "kept-2.jsonl")
     assert len(first.rows) == len(second.rows) == 8 and not (tmp_path / "kept.jsonl").exists()
     assert first.run.created <= second.run.created
@@ -72,8 +72,7 @@ def test_every_session_is_a_process_with_a_file_of_its_own(tmp_path: Path) -> No
 
 
 def test_every_session_gets_its_file_and_resuming_passes_all_of_them_on(here: Path, stubs: list[Sequence[str]]) -> None:
-    result = invoke()
-    assert result.exit_code == 0, result.output
+    result = ok(invoke())
     assert [command[-1] for command in stubs] == ["--out=kept-1.jsonl", "--out=kept-2.jsonl"]
     assert all(command[3:] == ("run", "--method=prompt_lookup", "--no-watch", command[-1]) for command in stubs)
     assert result.stdout.splitlines()[-2:] == ["Results: kept-1.jsonl", "Results: kept-2.jsonl"]
@@ -147,11 +146,26 @@ def test_a_session_that_fails_ends_the_run_with_its_exit_code(monkeypatch: pytes
     assert ("kept-1.jsonl" in result.stderr and "exit code 2" in result.stderr) == measured
 
 
+@pytest.mark.parametrize("prompts", [20, 3])
+def test_a_session_that_lacked_memory_for_a_method_is_followed_by_the_next(
+    prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the run, and so did each --resume. One that broke off, of 20 prompts after 3, ends it."""
+
+    def lack(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        write(Path(command[-1].removeprefix("--out=")), usual_rows(prompts), replace(RUN, repeats=1))
+        return subprocess.CompletedProcess(command, 1)
+
+    replace_processes(monkeypatch, lack)
+    result = invoke()
+    assert result.exit_code == 1
+    assert (Path("kept-2.jsonl").exists(), "kept-2.jsonl" in result.stdout) == (prompts == 20, prompts == 20)
+
+
 def test_sessions_without_a_name_have_the_one_that_a_run_would_have(tmp_path: Path, stubs: list[Sequence[str]]) -> None:
     make_folder(tmp_path)
     words = "run --method prompt_lookup --model target --bench three.jsonl --device cpu --sessions 2"
-    result = CliRunner().invoke(main, words.split())
-    assert result.exit_code == 0, result.output
+    result = ok(cli(*words.split()))
     first, second = (line.removeprefix("Results: results/") for line in result.stdout.splitlines()[-2:])
     assert first.startswith("three-prompt_lookup-2")
     assert first.removesuffix("-1.jsonl") == second.removesuffix("-2.jsonl")
@@ -165,7 +179,7 @@ def test_what_a_run_is_refused_for_is_refused_before_any_session_begins(
     here: Path, stubs: list[Sequence[str]], words: str, named: str
 ) -> None:
     (here / "kept-2.jsonl").write_text("something")
-    result = CliRunner().invoke(main, ["run", "--sessions", "2", *words.split()])
+    result = cli("run", "--sessions", "2", *words.split())
     assert result.exit_code == 2 and named in " ".join(result.stderr.split())
     assert stubs == [] and not (here / "kept-1.jsonl").exists()
 

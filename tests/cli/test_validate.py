@@ -3,33 +3,25 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command import cli, ok
 from fixtures_records import RUN, baseline_row, batch, drafted_row, exiting_row, failed, usual_rows, write
 from jsonschema import Draft202012Validator
 
-from benchctl.cli import main
 from benchctl.records.schema import Row, Run, Totals, to_line
 
 Fields = dict[str, Any]
-
-
-def _compare(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
-
-
-def _check(*files: str | Path) -> Result:
-    return _compare("--check", *files)
+_compare = partial(cli, "compare")
+_check = partial(_compare, "--check")
 
 
 def test_valid_files_are_counted(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.jsonl", usual_rows(n)) for n in (1, 2)]
-    result = _check(tmp_path / "*.jsonl")
-    assert result.exit_code == 0
+    result = ok(_check(tmp_path / "*.jsonl"))
     assert result.stdout.splitlines() == [
         f"{path}: valid, {3 * n} generations, 3 labels, schema 6." for n, path in enumerate(paths, 1)
     ]
@@ -84,16 +76,14 @@ def test_a_file_that_cannot_be_read_is_wrong_usage_and_an_invalid_one_counts_mor
 def test_a_torn_last_line_is_no_fault_but_noted(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", usual_rows(1))
     path.write_bytes(path.read_bytes()[:-9])
-    result = _check(path)
-    assert result.exit_code == 0
+    result = ok(_check(path))
     assert "valid, 2 generations" in result.stdout and "the last line is torn" in result.stdout
 
 
 @pytest.mark.parametrize(("name", "schema"), [("default", 3), ("m2r2-aot", 4)])
 def test_files_that_older_versions_wrote_are_valid_also_by_the_schema(root: Path, name: str, schema: int) -> None:
     path = root / "results" / "reference" / f"{name}.jsonl"
-    result = _check(path)
-    assert result.exit_code == 0
+    result = ok(_check(path))
     assert all("m2r2_prefetch" in line for line in result.stderr.splitlines())
     assert result.stdout.endswith(f"schema {schema}.\n")
     lines = path.read_bytes().splitlines()

@@ -9,11 +9,11 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command import cli
 from doctor_mutants import MUTANTS, ChoosesItself, Plain, Raises, RaisingReason, Undecorated
 
 from benchctl import registry
-from benchctl.cli import main
+from benchctl.cli.doctor import _noted
 from benchctl.conformance.checks import CHECKS, OF_THE_METHOD, ON_A_TARGET, _roles, examine
 from benchctl.conformance.findings import Finding, finding
 from benchctl.conformance.method_under_test import MethodUnderTest, answer
@@ -145,8 +145,7 @@ def test_an_error_of_the_method_is_a_finding_that_says_where(label: str) -> None
     assert failed["greedy"].seen.split(":")[0] in ("ZeroDivisionError", "RuntimeError")
 
 
-def _doctor(*words: str) -> Result:
-    return CliRunner().invoke(main, ["doctor", *words])
+_doctor = partial(cli, "doctor")
 
 
 @pytest.mark.slow
@@ -158,6 +157,19 @@ def test_doctor_exits_with_one_where_a_check_fails_and_says_what_to_do() -> None
     assert "fail counting llama expected every pass through context.stream" in text
     assert "To do: run rows through context.stream only." in text
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_a_cache_that_cannot_be_written_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All checks passed, and then doctor ended with a traceback."""
+
+    def refuse(name: str, passed: bool) -> None:
+        raise OSError(30, "Read-only file system", "")
+
+    monkeypatch.setattr(registry, "note_examined", refuse)
+    assert list(_noted("mine", [])) == []
+    assert "cannot be written (Read-only file system)" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command import cli, ok
 from fakes_measuring import Lying
 from fixtures_run import make_folder
 from mutants import ForgetfulTwoModel, LateTwoModel, UnrepairedTwoModel
 from oracles import Drafter, ExitRule, exit_drafter, model_drafter
 from runs import CONTEXT_TOKENS, answer, pair, prepared, prompt_of
 
-from benchctl.cli import main
 from benchctl.conformance import checks, own_model
 from benchctl.conformance.distributions import Drawing, Text
 from benchctl.conformance.findings import Deviation, Held, Skipped
@@ -207,6 +207,13 @@ def test_lossy_and_greedy_claims_are_not_asked_what_they_do_not_claim() -> None:
     assert {each.verdict for each in verify(lossy, "tiny")} == {"skip"}
     reasons = {each.check: each.detail for each in verify(lossy, "tiny")}
     assert "lossy" in reasons["sampled"] and lossy.method.reason in reasons["greedy"]
+    modest, lying = UnrepairedTwoModel(draft_tokens=4), Lying()
+    modest.exactness = lying.exactness = "exact_greedy"
+    found = {each.check: each for each in verify(case(modest, draws=5), "tiny")}
+    verdicts = {"greedy": "pass", "steps": "pass", "sampled": "skip", "draws": "skip"}
+    assert {name: each.verdict for name, each in found.items()} == verdicts
+    assert all("claims exact_greedy" in found[name].detail for name in ("sampled", "draws"))
+    assert isinstance(greedy(case(lying, "lying")), Deviation)
 
 
 def few(stop_ids: frozenset[int] = frozenset()) -> Case:
@@ -245,13 +252,12 @@ def invoke(*arguments: str) -> Result:
     usual = (
         "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 8 --draws 30 --limit 2"
     )
-    return CliRunner().invoke(main, ["doctor", *usual.split(), *arguments])
+    return cli("doctor", *usual.split(), *arguments)
 
 
 @pytest.mark.slow
 def test_verify_prints_a_line_for_each_check_and_their_sum(here: Path) -> None:
-    result = invoke("--method", "two_model", "--method", "early_exit")
-    assert result.exit_code == 0, result.output
+    result = ok(invoke("--method", "two_model", "--method", "early_exit"))
     lines = result.stdout.splitlines()
     assert lines[0] == "two_model" and re.findall(r"\d+", lines[-1]) == ["4", "0", "4"]
     assert lines[1].split()[:3] == ["pass", "greedy", "target"] and "16 tokens" in lines[1]

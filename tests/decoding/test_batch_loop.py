@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 import pytest
 import torch
 from fakes_measuring import Shallower
 from refusals import refused
-from runs import CONTEXT_TOKENS, LAYERS, pair, prompt_of
+from runs import CONTEXT_TOKENS, LAYERS, pair, prompt_of, ticking
 from tiny import VARIANTS
 
 from benchctl.conformance.random_models import autoregressive
@@ -24,11 +23,6 @@ from benchctl.registry import build
 
 LENGTHS = (7, 1, 19, 2, 33, 7, 12, 5, 40, 3, 9, 26, 1, 14, 8, 21)
 NEW_TOKENS = 12
-
-
-def ticking() -> Callable[[], float]:
-    ticks = count()
-    return lambda: float(next(ticks))
 
 
 def prompts(number: int, seed: int = 0) -> list[DecodeRequest]:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tiny import tiny_folder, tiny_model
 from torch import Tensor
 from two_streams import beam_drafter, guess
-from untrained import facts_of, untrained
+from untrained import facts_of, untrained, untrained_as
 
 from benchctl.conformance import checks
 from benchctl.conformance.checks import ON_A_TARGET
@@ -161,16 +161,14 @@ def _medusa(head: Literal["own", "shared"], models: Pair) -> TreeDrafter:
 
 
 def _m2r2(width: int, models: Pair) -> TreeDrafter:
-    module = untrained(M2R2(gates="2"), models.target).double()
-    assert isinstance(module, TwoStreams)
+    module = untrained_as(TwoStreams, M2R2(gates="2"), models.target).double()
     says = guess(models.naive, module, "accelerated", 0, 2)
     return beam_drafter(lambda text, drafted: masked(says(text, drafted)).log_softmax(-1), 3, width, 0.1)
 
 
 def _deed(models: Pair) -> TreeDrafter:
     """By exit heads that score all tokens; these are held to plain algebra in tests of their own."""
-    module = untrained(Deed(), models.target).double()
-    assert isinstance(module, Exits)
+    module = untrained_as(Exits, Deed(), models.target).double()
     heads = module.heads(models.target.final_norm, models.target.lm_head)
     rule = ExitRule((1, 2, 3), "softmax_max", 0.4, speak=lambda layer, state: masked(heads[layer](state[None])[0]))
     draft = exit_drafter(models.naive, rule, 4)

@@ -19,6 +19,12 @@ from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.gguf import converted
 
 
+def plain_file(folder: Path, **changed: Any) -> Path:
+    tokenizer, file = bpe("gpt-2"), folder / "a.gguf"
+    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2", **changed)
+    return file
+
+
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_logits_are_those_of_the_weights_that_the_file_stands_for(tmp_path: Path, family: str, kind: str) -> None:
@@ -105,19 +111,14 @@ def test_a_sentencepiece_vocabulary_keeps_every_space(tmp_path: Path, shared: Pa
     ],
 )
 def test_what_cannot_be_read_is_refused_before_weights_are(tmp_path: Path, changed: dict[str, Any], error: str) -> None:
-    tokenizer = bpe("gpt-2")
-    file = tmp_path / "a.gguf"
-    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2", **changed)
+    file = plain_file(tmp_path, **changed)
     with refused(error):
         converted(file, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
 def test_files_that_are_cut_off_or_something_else_are_refused(tmp_path: Path) -> None:
-    tokenizer = bpe("gpt-2")
-    file = tmp_path / "a.gguf"
-    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
-    whole = file.read_bytes()
+    whole = plain_file(tmp_path).read_bytes()
     for number, size in enumerate((0, 3, 40, 2000, len(whole) // 2, len(whole) - 100)):
         cut = tmp_path / f"cut-{number}.gguf"
         cut.write_bytes(whole[:size])
@@ -130,9 +131,7 @@ def test_files_that_are_cut_off_or_something_else_are_refused(tmp_path: Path) ->
 
 
 def test_a_file_is_converted_once_and_altered_files_are_noticed(tmp_path: Path) -> None:
-    tokenizer, notices = bpe("gpt-2"), list[str]()
-    file = tmp_path / "a.gguf"
-    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    file, notices = plain_file(tmp_path), list[str]()
     folder = converted(file, tmp_path / "cache", notices.append)
     assert len(notices) == 1
     converted.cache_clear()
@@ -151,26 +150,23 @@ def test_a_file_is_converted_once_and_altered_files_are_noticed(tmp_path: Path) 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_cache_is_an_error(tmp_path: Path) -> None:
-    tokenizer = bpe("gpt-2")
-    write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    file = plain_file(tmp_path)
     (tmp_path / "cache").mkdir(mode=0o555)
     with refused("cache_not_writable"):
-        converted(tmp_path / "a.gguf", tmp_path / "cache")
+        converted(file, tmp_path / "cache")
 
 
 def test_a_cache_that_cannot_be_a_folder_is_an_error(tmp_path: Path) -> None:
-    tokenizer = bpe("gpt-2")
-    write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    file = plain_file(tmp_path)
     (tmp_path / "cache").write_text("a file")
     with refused("cache_not_writable"):
-        converted(tmp_path / "a.gguf", tmp_path / "cache")
+        converted(file, tmp_path / "cache")
 
 
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = bpe("gpt-2")
-    write_gguf(tmp_path / "a.gguf", tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2")
+    file = plain_file(tmp_path)
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("benchctl.gguf.shutil.disk_usage", lambda folder: usage)
     with refused("disk_full"):
-        converted(tmp_path / "a.gguf", tmp_path / "cache")
+        converted(file, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 
+import plain_trees
 import pytest
 import torch
-from plain_trees import Model, Text, chance, dyspec, likeliest, of_shape, scored_by_eagle, texts_of
+from plain_trees import Model, chance, dyspec, likeliest, of_shape, scored_by_eagle, texts_of
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
@@ -20,40 +21,23 @@ from benchctl.decoding.sampling import Sampling
 
 VOCABULARY = 5
 GREEDY = Picks(Sampling(), torch.Generator())
+table = partial(plain_trees.table, sampling=Sampling(1.0), vocabulary=VOCABULARY)
 
 
-def table(seed: int, vocabulary: int = VOCABULARY) -> Model:
-    """Probabilities [vocabulary] after each text."""
-
-    @cache
-    def probs(text: Text) -> Tensor:
-        mixed = seed * 1009 + sum((token + 1) * 31**place for place, token in enumerate(text))
-        logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(mixed), dtype=torch.float64)
-        return (1.5 * logits).softmax(-1)
-
-    return probs
-
-
-class Expanding:
-    """An ``expand`` that a table answers; it finds the text of each node by the parents it is given."""
+class Expanding(plain_trees.Expanding):
+    """Asked once about each text, level by level."""
 
     def __init__(self, model: Model, log: bool = False) -> None:
-        self._model, self._log = model, log
-        self.texts: list[Text] = []
-        self.calls = 0
+        super().__init__(model)
+        self._log, self.calls = log, 0
 
     def __call__(self, frontier: Frontier) -> Tensor:
-        if frontier.depth == 0:
-            assert (frontier.tokens, frontier.parents, self.texts) == ((), (), [])
-            fresh: list[Text] = [()]
-        else:
-            pairs = zip(frontier.tokens, frontier.parents, strict=True)
-            fresh = [(*self.texts[parent], token) for token, parent in pairs]
-            assert {len(text) for text in fresh} == {frontier.depth}
-        assert not set(fresh) & set(self.texts)
-        self.texts += fresh
+        known = list(self.texts)
+        assert frontier.depth > 0 or (frontier.tokens, frontier.parents, known) == ((), (), [])
+        probs = super().__call__(frontier)
+        fresh = self.texts[len(known) :]
+        assert {len(text) for text in fresh} == {frontier.depth} and not set(fresh) & set(known)
         self.calls += 1
-        probs = torch.stack([self._model(text) for text in fresh])
         return probs.log() if self._log else probs
 
 

@@ -8,9 +8,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from benchctl.decoding.model import kernels
-from benchctl.decoding.model.kernels import Form, Linear, Norm, may_copy
+from benchctl.decoding.model.kernels import Form, Linear, Norm, in_form, may_copy
 from benchctl.decoding.modules.low_rank import Delta, LowRank
 
 # Below and above the size from which weights are packed for several rows.
@@ -120,6 +121,18 @@ def test_products_leave_their_input_alone() -> None:
 def test_weights_of_two_gibibytes_are_copied_and_larger_ones_are_not() -> None:
     assert may_copy(2**31)
     assert not may_copy(2**31 + 1)
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+def test_a_trained_module_keeps_its_outputs_in_each_form(form: Form) -> None:
+    module = nn.Sequential(
+        nn.Linear(520, 264), nn.SiLU(), nn.ModuleDict({"last": nn.Linear(264, 32, bias=False)})["last"]
+    )
+    x, close = randn(3, 520), 1e-2 if form == "float16" else 1e-5
+    expected = module(x)
+    in_form(module, form)
+    assert [type(part) for part in module] == [kernels.Product, nn.SiLU, kernels.Product]
+    torch.testing.assert_close(module(x), expected, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -11,7 +11,7 @@ import pytest
 from cheats import MergesPasses
 from fakes_measuring import Plain
 from refusals import refused
-from runs import pair
+from runs import pair, ticking
 from tiny import tiny_target
 from torch import Tensor
 
@@ -78,10 +78,6 @@ def single(token: int) -> Block:
 def fake_clock(*marks: float) -> Callable[[], float]:
     """Fails when asked once too often."""
     return iter(marks).__next__
-
-
-def ticking() -> Callable[[], float]:
-    return iter(map(float, range(1000))).__next__
 
 
 def generate(method: Literal, prompt: Sequence[int] = (1, 2), new_tokens: int = 10) -> Generation:

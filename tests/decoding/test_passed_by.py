@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import pytest
@@ -106,12 +106,7 @@ def test_rejected_drafts_and_ways_back_leave_no_trace_of_who_passed_by(family: s
 @torch.inference_mode()
 def test_rows_pass_by_layers_between_others_and_later_rows_do_not_see_them_there() -> None:
     models = pair("llama")
-    middle: dict[int, Sequence[int]] = {2: range(8, 10)}
-
-    def without_middle(index: int, states: Tensor) -> tuple[Tensor, Tensor]:
-        runs = torch.tensor([token not in middle.get(index, ()) for token in range(len(states))])
-        return runs, torch.ones(len(states), dtype=torch.float64)
-
+    without_middle = partial(follow, {2: {*range(len(TEXT))} - {8, 9}})
     stream = Stream(models.target, len(TEXT))
     parts = []
     for chunk, first, last in ((range(8), 3, 3), (range(8, 10), 2, 3), (range(10, 20), 3, 3)):

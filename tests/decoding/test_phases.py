@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import pytest
 from fakes_measuring import Plain, Shallower
-from runs import EXACT, LOSSY, OF_EXPERTS, pair, prepared, prompt_of
+from runs import EXACT, LOSSY, OF_EXPERTS, pair, prepared, prompt_of, ticking
 from tiny import tiny_target
 
 from benchctl.decoding.batch import decode_batch
@@ -23,11 +21,6 @@ from benchctl.decoding.verify import Verdict
 from benchctl.registry import build
 
 PROMPT = tuple(prompt_of(13))
-
-
-def ticking() -> Callable[[], float]:
-    ticks = count()
-    return lambda: float(next(ticks))
 
 
 def profiled(method: Method, target: Target, *, profile: bool = True, tokens: int = 12) -> Generation:

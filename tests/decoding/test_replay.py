@@ -9,13 +9,10 @@ from __future__ import annotations
 import pytest
 from mutants import ForgetfulTwoModel, LateTwoModel
 from oracles import Drafter, ExitRule, autoregressive, exit_drafter, model_drafter, replay
-from runs import CONTEXT_TOKENS, LAYERS, MODELS, NEW_TOKENS, answer, pair, prompt_of, rounds_of, run
+from runs import LAYERS, MODELS, NEW_TOKENS, answer, check_replayed, generate, pair, prompt_of, rounds_of, run
 
-from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.methods.prompt_lookup import PromptLookup
 from benchctl.methods.two_model import TwoModel
-
-PROMPTS = (1, 13, CONTEXT_TOKENS - 7)
 
 TWO_MODEL = ((1, 0.0), (4, 0.0), (5, 0.25), (3, 0.4), (9, 0.0))
 LOOKUP = (
@@ -37,14 +34,8 @@ EXITS = (
 
 
 def _assert_rounds(label: str, drafter: Drafter, family: str, seed: int) -> None:
-    models = pair(family, seed)
-    for prompt_tokens in PROMPTS:
-        text = answer(family, seed, prompt_tokens)
-        prompt = prompt_of(prompt_tokens, seed)
-        got = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft)
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == replay(prompt, text, len(text), drafter)
-        assert [step.rows for step in got.steps] == [1 + step.drafted for step in got.steps]
+    steps = check_replayed(label, family, seed, lambda prompt, text: replay(prompt, text, len(text), drafter))
+    assert [step.rows for step in steps] == [1 + step.drafted for step in steps]
 
 
 @pytest.mark.slow
@@ -110,7 +101,7 @@ def test_replay_exposes_a_faulty_draft_cache_that_the_text_hides(mutant: type[Tw
     method = mutant(draft_tokens=4)
     method.use_draft_model(models.draft)
     method.prepare(models.target)
-    got = decode(method, models.target, DecodeRequest(prompt_of(13), NEW_TOKENS))
+    got = generate(method, models, prompt_of(13))
     text = autoregressive(models.naive, prompt_of(13), NEW_TOKENS)
     assert list(got.token_ids) == text
     assert rounds_of(got) != replay(prompt_of(13), text, NEW_TOKENS, model_drafter(models.naive_draft, 4))

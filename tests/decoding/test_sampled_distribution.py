@@ -8,17 +8,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from plain_trees import Expanding, Model, Text, table, texts_of
 from scipy import stats
 from torch import Tensor
 
 from benchctl.conformance.distributions import Chance, distribution, total_variation
 from benchctl.decoding.draft import ROOT, Draft
-from benchctl.decoding.drafting.grow import Frontier, Picks, grow_best_first, grow_shape
+from benchctl.decoding.drafting.grow import Picks, grow_best_first, grow_shape
 from benchctl.decoding.drafting.trees import wide_tree
 from benchctl.decoding.sampling import Sampling, draw
 from benchctl.decoding.verify import Rows, Verdict, verify_block, verify_rejection
@@ -27,23 +28,9 @@ VOCABULARY = 4
 DEPTH = 2
 TOKENS = DEPTH + 1  # the longest path and the bonus token
 NO_GENERATOR = torch.Generator()
-Text = tuple[int, ...]
-Model = Callable[[Text], Tensor]
 Rule = Callable[[Draft, Rows, torch.Generator], Verdict]
 
-
-def model(seed: int, sampling: Sampling, vocabulary: int = VOCABULARY) -> Model:
-    """A language model that is a table: warped probabilities [vocabulary] after each text."""
-
-    @cache
-    def probs(text: Text) -> Tensor:
-        mixed = seed * 1009 + sum((token + 1) * 31**place for place, token in enumerate(text))
-        table = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(mixed), dtype=torch.float64)
-        return sampling.probs(1.5 * table)[0]
-
-    return probs
-
-
+model = partial(table, vocabulary=VOCABULARY)
 target = model(1, Sampling(1.0))
 drafter = model(2, Sampling(1.0))
 cut_target = model(1, Sampling(0.8, top_k=3))  # a token the target cannot say, and the drafter can
@@ -71,17 +58,9 @@ def continued(found: dict[Text, float], probs: Model) -> dict[Text, float]:
     return dict(totals)
 
 
-def texts_of(draft: Draft) -> list[Text]:
-    """The text each row ends, the root's first."""
-    texts: list[Text] = [()]
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        texts.append((*texts[parent + 1], token))
-    return texts
-
-
 def commit(draft: Draft, target_probs: Model, rule: Rule = verify_rejection) -> Text:
     """One verification as a step does it: the tokens it commits."""
-    rows = torch.stack([target_probs(text) for text in texts_of(draft)])
+    rows = torch.stack([target_probs(text) for text in [(), *texts_of(draft)]])
     verdict = rule(draft, rows, NO_GENERATOR)
     return (*(draft.tokens[row] for row in verdict.path), verdict.next_token)
 
@@ -91,7 +70,7 @@ def drawn_tree(shape: Text, draft_probs: Model, replacement: bool) -> Draft:
     tokens: list[int] = []
     rows: list[Tensor] = []
     for row, parent in enumerate(shape):
-        text = texts_of(Draft(tuple(tokens), shape[:row]))[parent + 1]
+        text = [(), *texts_of(Draft(tuple(tokens), shape[:row]))][parent + 1]
         probs = draft_probs(text)
         left = probs.clone()
         if not replacement:
@@ -154,19 +133,6 @@ def test_drafts_chosen_by_looking_at_the_text_are_still_point_masses() -> None:
         return commit(Draft.chain([[2, 1], [0, 0]][chance.choose((0.3, 0.7))]), target)
 
     assert total_variation(continued(distribution(step), target), joint(target)) < 1e-13
-
-
-class Expanding:
-    """What a grower asks for: the drafter's probabilities behind each node."""
-
-    def __init__(self, draft_probs: Model) -> None:
-        self._probs, self._texts = draft_probs, list[Text]()
-
-    def __call__(self, frontier: Frontier) -> Tensor:
-        pairs = zip(frontier.tokens, frontier.parents, strict=True)
-        fresh = [(*self._texts[parent], token) for token, parent in pairs] if frontier.depth else [()]
-        self._texts += fresh
-        return torch.stack([self._probs(text) for text in fresh])
 
 
 Grow = Callable[[Expanding, Picks], Draft]
@@ -321,7 +287,7 @@ def first_two(draft: Draft, rows: Tensor, target_probs: Model, generator: torch.
 
 @pytest.mark.slow
 def test_a_hundred_thousand_real_draws_pass_the_g_test_on_the_first_two_tokens() -> None:
-    wide_target, wide_drafter = model(3, Sampling(1.0), WIDE), model(4, Sampling(1.0), WIDE)
+    wide_target, wide_drafter = (model(seed, Sampling(1.0), vocabulary=WIDE) for seed in (3, 4))
     generator = torch.Generator().manual_seed(11)
     proposals = torch.multinomial(wide_drafter(()), DRAWS, replacement=True, generator=generator).tolist()
     probs = (wide_drafter(()),)

@@ -84,8 +84,7 @@ class Plain:
         self.ran = [max(ran, last) for ran in self.ran]
 
     def keep(self, path: list[int]) -> None:
-        """All rows are named by a range, for which the stream has a short cut if they are a chain."""
-        self.stream.keep(range(len(path)) if path == list(range(len(self.tokens))) else path)
+        self.stream.keep(path)
         done = sum(self.ran[row] == LAYERS for row in path)
         self.text += [self.tokens[row] for row in path[:done]]
         self.tokens, self.ran = ([values[row] for row in path[done:]] for values in (self.tokens, self.ran))

@@ -60,8 +60,7 @@ class FakeEngine:
 
     misbehaves  any of: merged (two steps in an event), split (an event in two packets), joined (all events in one
                 packet), apart (an event for each token), cached, false_counts, other_sums, other_prompt, wrong_ids,
-                no_ids, lost, slow, dying, hanging, refusing, broken, beyond (counts accepted tokens beyond the stop
-                token), left_out (no counts of steps that drafted nothing), no_counts, silent (cached tokens unknown)
+                no_ids, lost, slow, dying, hanging, refusing, broken, silent (cached tokens unknown)
     """
 
     def __init__(self, dialect: str, answers: Answers, *misbehaves: str, port: int = 0) -> None:
@@ -121,10 +120,6 @@ class FakeEngine:
         if "lost" in wrong:
             del chunks[len(chunks) // 2]
         drafted, accepted = [step.drafted for step in steps[1:]], [step.accepted for step in steps[1:]]
-        if "beyond" in wrong and accepted:
-            accepted[-1] = drafted[-1]
-        if "left_out" in wrong:
-            drafted, accepted = ([a for a, b in zip(each, drafted, strict=True) if b] for each in (drafted, accepted))
         if "false_counts" in wrong:
             accepted = [count + 1 for count in drafted]
         sums = {"steps": len(drafted), "drafted": sum(drafted), "accepted": sum(accepted) + ("other_sums" in wrong)}
@@ -132,7 +127,7 @@ class FakeEngine:
         cached = None if "silent" in self.misbehaves else 3 * ("cached" in wrong)
         read = len(prompt) + ("other_prompt" in wrong)
         write = {"vllm": self._vllm, "sglang": self._sglang, "llama_cpp": self._llama_cpp}[self.dialect]
-        told = None if "no_counts" in wrong or not any(step.drafted for step in steps) else (sums, drafted, accepted)
+        told = (sums, drafted, accepted) if any(step.drafted for step in steps) else None
         written = list(write(chunks, finish, read, cached, tokens, told))
         if "no_ids" in wrong:
             for event in written:

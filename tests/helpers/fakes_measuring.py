@@ -16,6 +16,8 @@ from benchctl.measuring.plan import Plan, Task
 from benchctl.measuring.prompts.files import Prompt
 from benchctl.records.schema import Row
 
+TALKS = tuple(Prompt(str(number), "mt-bench", (f"Count to {number}.", "And back?")) for number in range(3))
+
 
 class FakeClock:
     """One second passes between any two readings."""

@@ -41,7 +41,7 @@ class FakeMeasurer:
     def begin(self) -> None:
         """Nothing to begin."""
 
-    def recall(self, task: Task, row: Row) -> None:
+    def recall(self, task: Task, row: Row, goes_on: bool = False) -> None:
         """Nothing to remember."""
 
     def measure(self, job: Job) -> tuple[Row, ...]:

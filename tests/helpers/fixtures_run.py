@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from click.testing import CliRunner, Result
+from click.testing import Result
+from command import cli
 from tiny import tiny_folder
 
-from benchctl.cli import main
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import check
-from benchctl.measuring.run import run
+from benchctl.measuring.run import RunSummary, run
 from benchctl.measuring.session import Report
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile, read
@@ -54,15 +54,20 @@ def make_settings(folder: Path, out: Path) -> ask.RunSettings:
     )
 
 
-def invoke_run(*arguments: str) -> Result:
+def invoke_run(*arguments: object) -> Result:
     """`benchctl run` in the folder of the fixture `here`; options given again replace those given here."""
     usual = "--model target --draft-model draft --bench three.jsonl --device cpu --max-new-tokens 5 --warm-up 1"
-    return CliRunner().invoke(main, ["run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments])
+    return cli("run", "--no-watch", *usual.split(), "--out", "out.jsonl", *arguments)
+
+
+def measure(settings: ask.RunSettings, report: Report = lambda event: None) -> RunSummary:
+    """A run from its settings."""
+    return run(check(settings, lambda notice: None), report)
 
 
 def measure_file(settings: ask.RunSettings, report: Report = lambda event: None) -> RunFile:
     """The file of a run from settings with `out`."""
-    run(check(settings, lambda notice: None), report)
+    measure(settings, report)
     assert settings.out is not None
     return read(settings.out)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner, Result
+from command import cli, ok
+from tiny import tiny_folder
 
-from benchctl.cli import main
 from reference.__main__ import main as reference
 
 COLORS = ("red", "green", "blue", "white", "black")
@@ -32,23 +34,28 @@ def write_data(folder: Path) -> Path:
     return folder
 
 
-def _said(words: tuple[object, ...], exit_code: int) -> Result:
-    """Of `benchctl words...` in this process, or of `python -m reference --no-mix ...` for the word reference."""
-    first, *rest = map(str, words)
-    command, arguments = (reference, ["--no-mix"]) if first == "reference" else (main, [first])
-    result = CliRunner().invoke(command, [*arguments, *rest])
-    assert result.exit_code == exit_code, f"{result.output}\n{result.exception!r}"
-    return result
+def with_target(folder: Path, **sizes: Any) -> tuple[object, ...]:
+    """Data and a target of random weights in a folder: the options that name them."""
+    return "--model", tiny_folder(folder / "target", **sizes), "--data", write_data(folder / "data")
+
+
+def _run(*words: object) -> Result:
+    """`benchctl words...` in this process, or `python -m reference --no-mix ...` for the word reference."""
+    if words[0] == "reference":
+        return CliRunner().invoke(reference, ["--no-mix", *map(str, words[1:])])
+    return cli(*words)
 
 
 def done(*words: object) -> str:
     """What a command says that must succeed."""
-    return _said(words, 0).output
+    return ok(_run(*words)).output
 
 
 def refused(*words: object) -> str:
     """What a command says that must be refused as wrong usage."""
-    return _said(words, 2).stderr
+    result = _run(*words)
+    assert result.exit_code == 2, f"{result.output}\n{result.exception!r}"
+    return result.stderr
 
 
 def train_tiny_target(data: Path, out: Path) -> Path:

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
 
+import torch
 from torch import Tensor
 
 from benchctl.decoding.draft import ROOT, Draft
+from benchctl.decoding.drafting.grow import Frontier
+from benchctl.decoding.sampling import Sampling
 
 Text = tuple[int, ...]
 Model = Callable[[Text], Tensor]  # probabilities [vocabulary] after a text
+
+
+def table(seed: int, sampling: Sampling, vocabulary: int) -> Model:
+    """A language model that is a table: warped probabilities after each text."""
+
+    @cache
+    def probs(text: Text) -> Tensor:
+        mixed = seed * 1009 + sum((token + 1) * 31**place for place, token in enumerate(text))
+        logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(mixed), dtype=torch.float64)
+        return sampling.probs(1.5 * logits)[0]
+
+    return probs
+
+
+class Expanding:
+    """An ``expand`` that a table answers; it finds the text of each node by the parents it is given."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self.texts = model, list[Text]()
+
+    def __call__(self, frontier: Frontier) -> Tensor:
+        pairs = zip(frontier.tokens, frontier.parents, strict=True)
+        fresh = [(*self.texts[parent], token) for token, parent in pairs] if frontier.depth else [()]
+        self.texts += fresh
+        return torch.stack([self._model(text) for text in fresh])
 
 
 def texts_of(draft: Draft) -> list[Text]:

@@ -15,6 +15,7 @@ from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
 from tiny import tiny_model
 from untrained import untrained_folder
 
+from benchctl.decoding.counting import Step
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method, UsesDraftModel, labelled_parts
 from benchctl.decoding.model.target import Target
@@ -27,6 +28,8 @@ VOCABULARY = 24  # small, so that texts repeat themselves and drafts are right n
 CONTEXT_TOKENS = 64
 NEW_TOKENS = 40
 LAYERS = 4
+PROMPTS = (1, 13, CONTEXT_TOKENS - 7)  # tokens
+IDS = torch.tensor([0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23])  # a draft vocabulary
 
 MODELS = (("llama", 0), ("qwen3", 2), ("mistral_window", 4))  # families and seeds that oracles are asked about
 FIRST_FAST = (MODELS[0], *(pytest.param(*model, marks=pytest.mark.slow) for model in MODELS[1:]))
@@ -127,9 +130,9 @@ OF_EXPERTS: tuple[str, ...] = (
     "expert_offload",
     "expert_offload[policy=on_demand,capacity=2,blocking=true]",
     "expert_offload[policy=lfu,prefetch=next_gate,capacity=3]",
-    "expert_offload[policy=least_stale,prefetch=next_gate,capacity=5,spare=1,tier=file]",
+    "expert_offload[policy=least_stale,prefetch=next_gate,capacity=5,spare=1]",
     "m2r2_prefetch",
-    "m2r2_prefetch[gates=1+3,policy=lfu,capacity=2,spare=2,tier=file]",
+    "m2r2_prefetch[gates=1+3,policy=lfu,capacity=2,spare=2]",
 )
 # Lossy too; tokens leave out layers below others that they run, so their caches are audited in tests of their own.
 SKIPPING = (
@@ -224,7 +227,7 @@ def prepared(label: str, target: Target, draft: Target | None = None) -> Method:
     """A fresh method, ready for the target: with a draft model if there is one, with untrained modules if need be."""
     method = build(label)
     for part_label, part in {label: method, **labelled_parts(method)}.items():
-        if isinstance(part, Trainable) and part.needs_modules:
+        if isinstance(part, Trainable) and part.needs_modules and not part.modules:
             part.modules = str(untrained_folder(part_label, part, target))
         if isinstance(part, UsesDraftModel):
             assert draft is not None, "this method needs a draft model"
@@ -244,27 +247,38 @@ def run(
     prompt_seed: int = 0,
 ) -> Generation:
     """Decode one prompt with a fresh method; the clock counts its own calls."""
-    method = prepared(label, target, draft)
-    ticks = count()
-    clock = lambda: float(next(ticks))  # noqa: E731
-    return decode(
-        method, target, DecodeRequest(list(prompt), limit, sampling or Sampling(), clock=clock, seed=prompt_seed)
-    )
+    request = DecodeRequest(list(prompt), limit, sampling or Sampling(), clock=ticking(), seed=prompt_seed)
+    return decode(prepared(label, target, draft), target, request)
+
+
+def ticking() -> Callable[[], float]:
+    """A clock that counts its own calls."""
+    return map(float, count()).__next__
+
+
+def generate(method: Method, models: Pair, prompt: Sequence[int], limit: int = NEW_TOKENS) -> Generation:
+    """Decode one prompt with a prepared method."""
+    return decode(method, models.target, DecodeRequest(prompt, limit))
 
 
 def check_replayed(
-    method: Method, models: Pair, family: str, seed: int, rounds: Callable[[list[int], list[int]], Rounds]
-) -> int:
-    """Answers to three prompts are the target's, and steps are the ``rounds`` of (prompt, answer); tokens accepted."""
-    method.prepare(models.target)
-    accepted = 0
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
+    method: Method | str, family: str, seed: int, rounds: Callable[[list[int], list[int]], Rounds]
+) -> list[Step]:
+    """Answers to PROMPTS are the target's, and steps are the ``rounds`` of (prompt, answer); the steps of all of them.
+
+    A label stands for a fresh method for each prompt.
+    """
+    models, steps = pair(family, seed), list[Step]()
+    if not isinstance(method, str):
+        method.prepare(models.target)
+    for prompt_tokens in PROMPTS:
         prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
-        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
+        ready = prepared(method, models.target, models.draft) if isinstance(method, str) else method
+        got = generate(ready, models, prompt)
         assert list(got.token_ids) == text
         assert rounds_of(got) == rounds(prompt, text)
-        accepted += sum(step.accepted for step in got.steps)
-    return accepted
+        steps += got.steps
+    return steps
 
 
 def rounds_of(generation: Generation) -> Rounds:

@@ -91,15 +91,20 @@ class Learnt:
     accepted: tuple[int, int]
 
 
-def learnt(method: Any, name: str, models: Pair, folder: Path, steps: int = 150, rate: float = 1e-2) -> Learnt:
+def saved(name: str, method: Any, module: nn.Module, models: Pair, folder: Path, **trained: Any) -> Any:
+    """The method with the modules in this folder, where they were saved; options ``trained`` differed in training."""
+    save_modules(folder, module, facts_of(name, replace(method, **trained), models.target))
+    return replace(method, modules=str(folder))
+
+
+def learnt(name: str, method: Any, models: Pair, folder: Path, steps: int = 150, rate: float = 1e-2) -> Learnt:
     """Fresh modules of a drafting method learn twelve answers of the target, and then draft for six of them."""
     torch.manual_seed(0)
     module = method.build(models.target.info, models.target.lm_head.weight)
     batch = batch_of(models.naive, answered(models.naive, 12))
 
     def accepted(place: Path) -> int:
-        save_modules(place, module, facts_of(name, method, models.target))
-        trained = replace(method, modules=str(place))
+        trained = saved(name, method, module, models, place)
         trained.prepare(models.target)
         answers = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), 40)) for seed in range(6)]
         return sum(step.accepted for got in answers for step in got.steps)
@@ -107,3 +112,10 @@ def learnt(method: Any, name: str, models: Pair, folder: Path, steps: int = 150,
     before, fresh = method.yardsticks(module, batch), accepted(folder / "fresh")
     losses = learn(method.loss, module, batch, steps, rate)
     return Learnt(losses, before, method.yardsticks(module, batch), (fresh, accepted(folder / "learnt")))
+
+
+def assert_learnt(got: Learnt, yardstick: str, loss: float = 0.7, share: float = 0.2, times: float = 1.5) -> None:
+    """The loss fell below this part of it, this yardstick rose by more, and so many times the tokens are accepted."""
+    assert got.losses[-1] < loss * got.losses[0]
+    assert got.after[yardstick].share > got.before[yardstick].share + share
+    assert got.accepted[1] > times * got.accepted[0]

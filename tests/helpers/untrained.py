@@ -7,6 +7,9 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
 
 from benchctl.conformance.method_under_test import facts_of, untrained
 from benchctl.decoding.method import Method
@@ -16,7 +19,16 @@ from benchctl.decoding.modules.trainable import Trainable
 
 __all__ = ["facts_of", "untrained"]
 
+Kind = TypeVar("Kind", bound=nn.Module)
+
 _folders: dict[tuple[str, str], Path] = {}
+
+
+def untrained_as(kind: type[Kind], method: Trainable, target: Target) -> Kind:
+    """Untrained modules that are of this class."""
+    module = untrained(method, target)
+    assert isinstance(module, kind)
+    return module
 
 
 def untrained_folder(label: str, method: Method, target: Target, seed: int = 0) -> Path:

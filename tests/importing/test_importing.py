@@ -1,12 +1,13 @@
 """Published answer files give the figures that were published, and what they do not tell stays unknown."""
 
 import json
+from functools import partial
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command import cli, ok
 from refusals import refused
 from warned import warned
 
@@ -16,7 +17,6 @@ from benchctl.analysis.metrics.drafting import BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import DEGENERATION, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SOUND_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
 from benchctl.analysis.tables.text import render
-from benchctl.cli import main
 from benchctl.errors import InvalidData
 from benchctl.importing.gather import Imported, Source, Terms, gather
 from benchctl.records.writer import Writer, read
@@ -30,8 +30,7 @@ def published(shared: Path) -> Path:
     return shared / "data" / "published_results"
 
 
-def _import(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["import", *map(str, arguments)])
+_import = partial(cli, "import")
 
 
 def _figures(imported: Imported, path: Path) -> tuple[Group, dict[str, MethodFigures]]:
@@ -56,8 +55,7 @@ def test_three_published_runs_of_medusa_give_their_speeds_and_tokens_per_step(pu
 
 def test_rest_and_its_baseline_give_their_speeds_and_the_ratio_of_them(published: Path, tmp_path: Path) -> None:
     out = tmp_path / "rest.jsonl"
-    result = _import(*(published / "rest" / f"{name}.jsonl" for name in (f"baseline-{VICUNA}", REST)), "--out", out)
-    assert result.exit_code == 0, result.output
+    ok(_import(*(published / "rest" / f"{name}.jsonl" for name in (f"baseline-{VICUNA}", REST)), "--out", out))
     (group,) = compare([read(out)])
     assert group.run.baseline == VICUNA
     speeds = [method.estimate(TOKENS_PER_S).value for method in group.pooled.methods]
@@ -78,15 +76,14 @@ def test_published_judgements_give_the_published_scores_of_both_turns(published:
     """As published: 6.794/5.181 for Medusa, 6.731/5.475 and 6.519/5.237 for Vicuna, sampled and greedy."""
     judged = published / "medusa" / "gpt-4_single.jsonl"
     out, greedy = tmp_path / "scores.jsonl", "vicuna-7b-v1.3-greedy"
-    result = _import(judged, "--out", out, "--baseline", greedy)
-    assert result.exit_code == 0, result.output
+    ok(_import(judged, "--out", out, "--baseline", greedy))
     _, found = _judged(out)
     assert {label: of.by_turn for label, of in found.items()} == {
         MEDUSA_7B.format("-1"): pytest.approx((6.79375, 5.18125)),
         "vicuna-7b-v1.3": pytest.approx((6.73125, 5.475)),
         greedy: pytest.approx((6.51875, 5.2375)),
     }
-    shown = CliRunner().invoke(main, ["compare", "--full", str(out)]).stdout
+    shown = cli("compare", "--full", out).stdout
     for means in ("6.794/5.181", "6.731/5.475", "6.519/5.237"):
         assert means in shown
 
@@ -221,7 +218,7 @@ def test_two_imports_whose_target_nobody_told_are_not_of_one_target(tmp_path: Pa
         ("target", "unknown, of answers by medusa-7b", "unknown, of answers by medusa-13b")
     ]
     assert differences(one, same) == ()
-    assert CliRunner().invoke(main, ["compare", *map(str, outs[:2])]).exit_code == 2
+    assert cli("compare", *outs[:2]).exit_code == 2
 
 
 def test_answers_of_two_temperatures_are_no_one_run(tmp_path: Path) -> None:
@@ -284,8 +281,7 @@ def test_judgements_of_two_answers_become_preferences_in_both_orders(tmp_path: P
         _duel(4, g2_winner="error"),
     ]
     out = tmp_path / "out.jsonl"
-    result = _import(_write(tmp_path / "a.jsonl", *lines), "--out", out, "--baseline", baseline)
-    assert result.exit_code == 0, result.output
+    ok(_import(_write(tmp_path / "a.jsonl", *lines), "--out", out, "--baseline", baseline))
     (found,) = _judged(out)[1].values()
     assert (found.pairs, found.incomplete, found.asked, found.unreadable) == (3, 1, 8, 1)
     won, lost = (WIN, LOSS) if baseline == "vicuna" else (LOSS, WIN)

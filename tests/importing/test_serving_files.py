@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command import cli, ok
 from refusals import refused
 
 from benchctl.analysis.comparison import MethodFigures, compare
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
-from benchctl.cli import main
 from benchctl.importing import Format
 from benchctl.importing.gather import Imported, Source, Terms, gather
 from benchctl.records.schema import Row, Totals
@@ -94,8 +93,7 @@ def gathered(*sources: Path | Source, format: Format | None = None) -> Imported:
 def figures(folder: Path, *arguments: str) -> dict[str, MethodFigures]:
     """Of what the command writes and `compare` reads."""
     out = folder / "out.jsonl"
-    result = CliRunner().invoke(main, ["import", *arguments, "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    ok(cli("import", *arguments, "--out", out))
     (group,) = compare([read(out)])
     return {method.label: method for method in group.pooled.methods}
 
@@ -107,6 +105,7 @@ def totals_of(row: Row) -> Totals:
 
 def test_vllms_lists_become_rows_with_its_times_and_without_steps(tmp_path: Path) -> None:
     imported = gathered(written(tmp_path / "a.json", vllm()))
+    assert gathered(written(tmp_path / "b.json", vllm(), indent=2)).rows == imported.rows
     assert (imported.run.imported, imported.run.order) == ("vllm-bench", "one after another")
     assert (imported.run.created, imported.run.baseline) == ("2026-11-25T10:15:00+00:00", "org/model")
     first, second = imported.rows

@@ -11,26 +11,24 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
+from command import cli, ok
 from fixtures_records import BASELINE, RUN, baseline_row
-from fixtures_run import LABELS, make_folder, make_settings
+from fixtures_run import LABELS, make_folder, make_settings, measure_file
 from judged import measured_file
 from parrot import parrot_folder
 from refusals import refused
 from tiny import tiny_folder
 
-from benchctl.cli import main
 from benchctl.decoding.model.target import Target, form_sha256
 from benchctl.errors import UserError
 from benchctl.judges.exact import Exact
 from benchctl.judges.likelihood import Likelihood
 from benchctl.judging.judge import Place, Question
-from benchctl.measuring.check import check
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.run import model_info, run
+from benchctl.measuring.run import model_info
 from benchctl.records.schema import Row, Run
 from benchctl.records.scores import Score, read_scores, scores_path
-from benchctl.records.writer import RunFile, read
+from benchctl.records.writer import RunFile
 
 STOP = 2
 
@@ -209,13 +207,12 @@ LOSSY = LABELS[2]
 
 def judged(results: Path, *words: str) -> Sequence[Score]:
     """The scores after `benchctl judge`."""
-    done = CliRunner().invoke(main, ["judge", str(results), *words])
-    assert done.exit_code == 0, done.output
+    ok(cli("judge", results, *words))
     return read_scores(scores_path(results)).scores
 
 
 def refusal_of(results: Path, *words: str) -> str:
-    done = CliRunner().invoke(main, ["judge", str(results), *words])
+    done = cli("judge", results, *words)
     assert done.exit_code == 2 and not scores_path(results).exists()
     return done.output
 
@@ -224,8 +221,7 @@ def refusal_of(results: Path, *words: str) -> str:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     """A run of the tiny target, a talk of two turns among its prompts."""
     folder = make_folder(tmp_path_factory.mktemp("computed"))
-    run(check(make_settings(folder, folder / "first.jsonl"), lambda notice: None), lambda event: None)
-    return read(folder / "first.jsonl")
+    return measure_file(make_settings(folder, folder / "first.jsonl"))
 
 
 def test_likelihoods_by_the_command_are_those_that_the_run_itself_took(measured: RunFile) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from fixtures_records import EXITING, RUN, baseline_row, exiting_row, usual_rows
+from click.testing import Result
+from command import cli, ok
+from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, exiting_row, usual_rows
 from fixtures_scores import both_orders, same, score, sha256, write_both
 from pictures import texts
 from warned import warned
 
 from benchctl.analysis.comparison import compare
-from benchctl.cli import main
 from benchctl.records.schema import Row, Run, to_line
 from benchctl.records.scores import Score, scores_path
 from benchctl.records.writer import read
@@ -39,10 +39,6 @@ def _file(tmp_path: Path, scores: Sequence[Score]) -> Path:
     return write_both(tmp_path / "run.jsonl", _rows(), scores, RUN)
 
 
-def _run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [*map(str, arguments)])
-
-
 def _warned(tmp_path: Path, id: str, scores: Sequence[Score], rows: Sequence[Row] = ()) -> list[dict[str, Any]]:
     path = write_both(tmp_path / "run.jsonl", rows or _rows(), scores, RUN)
     (group,) = compare([read(path)], ())
@@ -56,42 +52,42 @@ def test_compare_shows_what_each_judge_says_and_how_far_they_agree(tmp_path: Pat
     3 scores of +1 and 9 of -1 have a standard error of 0.261, and Student's t is 2.201.
     """
     path = _file(tmp_path, [*_scores(), *_scores("local", better=6)])
-    shown = " ".join(_run("compare", path, "--full").stdout.split())
+    shown = " ".join(cli("compare", path, "--full").stdout.split())
     assert "Judged by gpt gpt-4o pairwise" in shown and "Judged by local gpt-4o pairwise" in shown
     assert "early_exit -0.50 [-1.07, +0.07] 25% 0% 75%" in shown
     assert "75% of 12 pairs" in shown and "Cohen's kappa 0.50" in shown
-    assert "Cohen's kappa 0.50" in _run("compare", path, "--full", "--format", "md").stdout
+    assert "Cohen's kappa 0.50" in cli("compare", path, "--full", "--format", "md").stdout
 
 
 def test_programs_get_every_figure_of_judges(tmp_path: Path) -> None:
     path = _file(tmp_path, [*_scores(), *_scores("local", better=6)])
-    (group,) = json.loads(_run("compare", path, "--format", "json").stdout)["groups"]
+    (group,) = json.loads(cli("compare", path, "--format", "json").stdout)["groups"]
     assert [agreed["kappa"] for agreed in group["agreement_of_judges"]] == [pytest.approx(0.5)]
     methods = {method["label"]: method for method in group["suites"][0]["methods"]}
     first, _ = methods[EXITING]["judged"]
     assert (first["judge"], first["model"], first["protocol"]) == ("gpt", "gpt-4o", "pairwise")
     assert (first["pairs"], first["asked"], first["unreadable"]) == (12, 24, 0)
     assert first["metrics"]["score_difference"]["value"] == -0.5
-    lines = list(csv.DictReader(io.StringIO(_run("compare", path, "--format", "csv").stdout)))
+    lines = list(csv.DictReader(io.StringIO(cli("compare", path, "--format", "csv").stdout)))
     cells = {line["label"]: line["win[local gpt-4o pairwise]"] for line in lines}
     assert (cells[EXITING], cells["autoregressive"]) == ("0.5", "")
 
 
 def test_a_pattern_that_matches_files_of_scores_too_means_the_results(tmp_path: Path) -> None:
     path = _file(tmp_path, _scores())
-    assert _run("compare", tmp_path / "*.jsonl").stdout == _run("compare", path).stdout
-    alone = _run("compare", scores_path(path))
+    assert cli("compare", tmp_path / "*.jsonl").stdout == cli("compare", path).stdout
+    alone = cli("compare", scores_path(path))
     assert (alone.exit_code, "--scores" in alone.stderr) == (2, True)
 
 
 def test_options_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
     path = _file(tmp_path, _scores())
     for arguments in ((), ("--scores", scores_path(path))):
-        result = _run("compare", *arguments)
+        result = cli("compare", *arguments)
         assert (result.exit_code, "No files" in result.stderr) == (2, True)
-    infinite = _run("gate", path, "--require-quality", "inf")
+    infinite = cli("gate", path, "--require-quality", "inf")
     assert (infinite.exit_code, "inf" in infinite.stderr) == (2, True)
-    assert "--judge needs --quality quality" in _run("plot", "--pareto", "--judge", "gpt", path).stderr
+    assert "--judge needs --quality quality" in cli("plot", "--pareto", "--judge", "gpt", path).stderr
 
 
 def test_a_judge_s_biases_are_warned_of(tmp_path: Path) -> None:
@@ -111,11 +107,14 @@ def test_a_judge_s_biases_are_warned_of(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_missing_judgements_are_warned_of(tmp_path: Path) -> None:
     judge = "gpt gpt-4o pairwise"
-    assert _warned(tmp_path, "judge_incomplete", _scores()) == []
-    (lost,) = _warned(tmp_path, "judge_incomplete", [score("p0", None, None), *_scores()[1:]])
+    rows = [row for row in _rows() if row.label != DRAFTED]
+    assert _warned(tmp_path, "judge_incomplete", _scores(), rows) == []
+    (lost,) = _warned(tmp_path, "judge_incomplete", [score("p0", None, None), *_scores()[1:]], rows)
     assert (lost["judge"], lost["unreadable"], lost["asked"], lost["pairs"]) == (judge, 1, 24, 1)
-    (few,) = _warned(tmp_path, "judge_incomplete", _scores()[:8])
+    (few,) = _warned(tmp_path, "judge_incomplete", _scores()[:8], rows)
     assert (few["unreadable"], few["missing"]) == (0, EXITING)
+    (never,) = _warned(tmp_path, "judge_incomplete", _scores())
+    assert never["missing"] == DRAFTED
     one_order = [score(prompt, 7, 6) for prompt in PROMPTS]
     assert _warned(tmp_path, "judge_one_order", one_order) == [{"judge": judge}]
     stale = [*_scores(), score("p0", judge="old", answer_sha256="0" * 64)]
@@ -193,7 +192,7 @@ def test_quality_is_required(
     """What nobody judged, or a judge saw only in part, is not as good; nor is what it saw in one order alone, which
     once passed by the points that it gives to a place."""
     path = write_both(tmp_path / "run.jsonl", _rows(), scores, _run_of(len(PROMPTS)))
-    result = _run("gate", path, "--require-quality", str(points), "--format", "json")
+    result = cli("gate", path, "--require-quality", str(points), "--format", "json")
     assert (result.exit_code, _problems(result)) == (code, problems)
 
 
@@ -208,7 +207,7 @@ def test_a_judge_that_cannot_tell_answers_apart_shows_nothing(
     """Both once passed a gate of 0 points, with a difference of +0.00 [+0.00, +0.00]."""
     scores = [one for prompt in PROMPTS for one in both_orders(prompt, first, second)]
     path = write_both(tmp_path / "run.jsonl", _rows(), [*scores, *_drafted()], _run_of(len(PROMPTS)))
-    result = _run("gate", path, "--require-quality", "0", "--format", "json")
+    result = cli("gate", path, "--require-quality", "0", "--format", "json")
     assert (result.exit_code, _problems(result)) == ((4, ["judge_blind"] * 2) if blind else (0, []))
     found = _warned(tmp_path, "judge_blind", [*scores, *_drafted()])
     assert found == ([{"judge": "gpt gpt-4o pairwise"}] if blind else [])
@@ -228,18 +227,18 @@ def test_quality_is_shown_on_every_turn_that_was_answered(tmp_path: Path) -> Non
     lost = [one for one in second if one.label != EXITING or one.prompt_id != "p3"]
     for scores, problem in ((first, "12 of 24 turns"), ([*first, *lost], "23 of 24 turns"), (first + second, "")):
         path = write_both(tmp_path / "run.jsonl", rows, scores, _run_of(len(PROMPTS)))
-        result = _run("gate", path, "--require-quality", "0.5")
+        result = cli("gate", path, "--require-quality", "0.5")
         assert (result.exit_code, problem in result.stdout) == (int(bool(problem)), True)
 
 
 def test_quality_cannot_be_shown_on_a_few_prompts_nor_of_nothing(tmp_path: Path) -> None:
     few = [row for row in _rows() if row.prompt_id in PROMPTS[:9]]
     path = write_both(tmp_path / "run.jsonl", few, [*_better(PROMPTS[:9]), *_drafted()], _run_of(9))
-    result = _run("gate", path, "--require-quality", "5", "--format", "json")
+    result = cli("gate", path, "--require-quality", "5", "--format", "json")
     assert (result.exit_code, _problems(result)) == (4, ["few_prompts_judged"] * 2)
     alone = [row for row in _rows() if row.label == RUN.baseline]
     path = write_both(tmp_path / "run.jsonl", alone, [], replace(RUN, methods=RUN.methods[:1]))
-    assert _problems(_run("gate", path, "--require-quality", "5", "--format", "json"))[:1] == ["only_baseline"]
+    assert _problems(cli("gate", path, "--require-quality", "5", "--format", "json"))[:1] == ["only_baseline"]
 
 
 @pytest.mark.slow
@@ -249,8 +248,7 @@ def test_a_report_takes_scores_from_elsewhere_as_compare_does(tmp_path: Path) ->
     given.write_bytes(b"".join(to_line(replace(one, reply="what the judge said")) for one in _scores()))
     pages = [tmp_path / "without.html", tmp_path / "with.html"]
     for page, more in zip(pages, ((), ("--scores", given)), strict=True):
-        result = _run("report", path, "-o", page, *more)
-        assert result.exit_code == 0, result.output
+        ok(cli("report", path, "-o", page, *more))
     without, with_scores = (page.read_text(encoding="utf-8") for page in pages)
     for part in ("Judged by gpt gpt-4o pairwise", "what the judge said"):
         assert part in with_scores and part not in without
@@ -260,7 +258,7 @@ def test_a_torn_last_score_is_said_and_the_others_count(tmp_path: Path) -> None:
     path = _file(tmp_path, _scores())
     file = scores_path(path)
     file.write_bytes(file.read_bytes()[:-40])
-    assert "torn" in _run("compare", path, "--full").stdout
+    assert "torn" in cli("compare", path, "--full").stdout
 
 
 @pytest.mark.slow
@@ -278,8 +276,7 @@ def test_the_pareto_plot_sets_speed_against_what_is_asked_for(tmp_path: Path, he
     same = [replace(one, answer_sha256=sha256("drafted")) for one in same]
     rows = [replace(row, text="drafted") if row.label.startswith("two_model") else row for row in _rows()]
     path = write_both(tmp_path / "run.jsonl", rows, [*_scores(), *same], RUN)
-    result = _run("plot", "--pareto", "--quality", height, path, "--out", out)
-    assert result.exit_code == 0, result.output
+    ok(cli("plot", "--pareto", "--quality", height, path, "--out", out))
     shown = texts(out)
     assert title in shown
     assert "95% interval" in shown and "two_model" in shown
@@ -288,12 +285,12 @@ def test_the_pareto_plot_sets_speed_against_what_is_asked_for(tmp_path: Path, he
 def test_quality_cannot_be_plotted_without_a_judge_or_of_two(tmp_path: Path) -> None:
     out, plot = tmp_path / "plot.png", ("plot", "--pareto", "--quality", "quality")
     path = write_both(tmp_path / "run.jsonl", _rows(), [], RUN)
-    assert "`benchctl judge`" in _run(*plot, path, "--out", out).stderr
+    assert "`benchctl judge`" in cli(*plot, path, "--out", out).stderr
     path = _file(tmp_path, [*_scores(), *_scores("local")])
-    both = _run(*plot, path, "--out", out)
+    both = cli(*plot, path, "--out", out)
     assert both.exit_code == 2
     assert all(part in both.stderr for part in ("--judge", "'gpt gpt-4o pairwise'", "'local gpt-4o pairwise'"))
-    unjudged = _run(*plot, path, "--out", out, "--judge", "local")
+    unjudged = cli(*plot, path, "--out", out, "--judge", "local")
     assert "two_model[draft_tokens=3]" in unjudged.stderr and "local gpt-4o pairwise" in unjudged.stderr
 
 

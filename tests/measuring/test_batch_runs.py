@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from fakes_measuring import Shallower, rows_of_plan
-from fixtures_run import invoke_run, make_settings, measured, timeless, write_prompts
+from command import ok
+from fakes_measuring import TALKS, Shallower, rows_of_plan
+from fixtures_run import invoke_run, make_settings, measure, measured, timeless, write_prompts
 from tiny import tiny_folder
 
 from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring import settings as ask
-from benchctl.measuring.check import check
 from benchctl.measuring.plan import Plan
 from benchctl.measuring.prompts.files import Prompt
-from benchctl.measuring.run import RunSummary, run
 from benchctl.measuring.session import Notice, Progress
 from benchctl.methods.autoregressive import Autoregressive
 from benchctl.records.schema import Row
 from benchctl.records.writer import read
 
-TALKS = tuple(Prompt(str(number), "mt-bench", (f"Count to {number}.", "And back?")) for number in range(3))
 IDS = ("0", "1", "2")
 
 
@@ -116,10 +114,6 @@ def settings(run_folder: Path, tmp_path: Path) -> ask.RunSettings:
     return replace(usual, methods=("autoregressive",), prompts=ask.PromptSettings(benches=(str(bench),)), batch_size=4)
 
 
-def measure(settings: ask.RunSettings, report: Callable[[Notice | Progress], None] = lambda _: None) -> RunSummary:
-    return run(check(settings, lambda notice: None), report)
-
-
 def test_a_batched_run_counts_every_generation(settings: ask.RunSettings, tmp_path: Path) -> None:
     events: list[Notice | Progress] = []
     summary = measure(settings, events.append)
@@ -145,8 +139,7 @@ def test_a_batched_run_resumes_where_it_was_killed(settings: ask.RunSettings, tm
 
 
 def test_all_measures_what_decodes_batches_and_says_of_the_others_why_not(here: Path) -> None:
-    result = invoke_run("--batch-size", "2", "--repeats", "1", "--method", "all")
-    assert result.exit_code == 0, result.output
+    result = ok(invoke_run("--batch-size", "2", "--repeats", "1", "--method", "all"))
     assert "prompt_lookup cannot run here" in result.stderr
     assert "up to 2" in result.stderr and "up to 2" in " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines())) <= 80

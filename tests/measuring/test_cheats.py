@@ -12,6 +12,7 @@ from pathlib import Path
 import cheats
 import pytest
 import torch
+from command import ok
 from fixtures_run import invoke_run, make_folder, write_prompts
 
 from benchctl import registry
@@ -59,8 +60,7 @@ def _plugins(patch: pytest.MonkeyPatch) -> list[str]:
 def _measured(folder: Path, patch: pytest.MonkeyPatch, out: str, *labels: str) -> Seen:
     patch.chdir(folder)
     words = [word for label in labels for word in ("--method", label)]
-    result = invoke_run(*words, "--max-new-tokens", "24", "--repeats", "2", "--out", out)
-    assert result.exit_code == 0, result.stderr
+    ok(invoke_run(*words, "--max-new-tokens", "24", "--repeats", "2", "--out", out))
     file = read(folder / out)
     (group,) = compare([file])
     errors = {row.label: row.error.partition(":")[0] for row in file.rows if row.error}

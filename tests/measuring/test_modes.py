@@ -7,19 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes_measuring import Broken, Lying, Plain, rows_of_plan
+from fakes_measuring import TALKS, Broken, Lying, Plain, rows_of_plan
 from fixtures_run import LABELS, make_settings, measure_file, measured, timeless
 from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target
 from benchctl.measuring import settings as ask
 from benchctl.measuring.plan import Plan
-from benchctl.measuring.prompts.files import Prompt
 from benchctl.records.schema import Mode, Row
 from benchctl.records.writer import RunFile
 
 ALL: tuple[Mode, ...] = ("free", "replay", "profile")
-TALKS = tuple(Prompt(str(number), "mt-bench", (f"Count to {number}.", "And back?")) for number in range(3))
 GENERATIONS = 24 * 3
 
 

@@ -10,6 +10,7 @@ from typing import IO
 from urllib.error import HTTPError, URLError
 
 import pytest
+from disks import full_disk
 from refusals import refused
 
 from benchctl.errors import UserError
@@ -105,14 +106,11 @@ def test_a_damaged_cache_is_noticed_and_fetched_anew() -> None:
 
 @pytest.mark.parametrize("fault", ["folder", "disk"])
 def test_an_unwritable_cache_costs_a_notice_only(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
     notices: list[str] = []
     if fault == "folder":
         (tmp_path / "cache").write_text("a file where a folder should be")
     else:
-        monkeypatch.setattr("benchctl.measuring.prompts.sources.os.replace", full)
+        monkeypatch.setattr("benchctl.measuring.prompts.sources.os.replace", full_disk)
     assert load(Network(CONTENT), notices=notices).source == "published"
     assert "not kept in" in notices[-1] and not kept().exists()
     assert fault == "folder" or list(kept().parent.iterdir()) == []

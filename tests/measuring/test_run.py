@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fixtures_run import LABELS, make_settings, measured, timeless
+from fixtures_run import LABELS, make_settings, measure, measured, timeless
 from refusals import refused
 from tiny import tiny_model
 from tiny_encoder import random_folder
@@ -19,8 +18,7 @@ from benchctl.analysis.comparison import differences
 from benchctl.decoding.model.target import Target, form_sha256
 from benchctl.decoding.modules.folders import modules_sha256, save_modules
 from benchctl.measuring import settings as ask
-from benchctl.measuring.check import check
-from benchctl.measuring.run import RunSummary, run, traffic_of
+from benchctl.measuring.run import traffic_of
 from benchctl.measuring.session import Notice, Progress, is_stable
 from benchctl.methods.medusa import Medusa
 from benchctl.records.reader import row_key
@@ -43,10 +41,6 @@ def whole(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFile
     assert {event.total for event in progress} == {24}
     assert {event.done for event in progress if event.warm_up} == {0}
     return read(out)
-
-
-def measure(settings: ask.RunSettings, report: Callable[[Notice | Progress], None] = lambda event: None) -> RunSummary:
-    return run(check(settings, lambda notice: None), report)
 
 
 def test_a_run_writes_every_generation_in_its_planned_order(whole: RunFile) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from fixtures_run import invoke_run, write_prompts
+from command import ok
+from fixtures_run import invoke_run, measured, write_prompts
 from runs import pair, prompt_of
 
 from benchctl import registry
@@ -54,8 +55,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch, here: Path) -> Path:
 
 def _measured(memory: str, *more: str) -> RunFile:
     label = f"recalls[memory={memory}]"
-    result = invoke_run("--method", label, "--max-new-tokens", "12", "--repeats", "2", *more)
-    assert result.exit_code == 0, result.stderr
+    ok(invoke_run("--method", label, "--max-new-tokens", "12", "--repeats", "2", *more))
     return read("out.jsonl")
 
 
@@ -101,6 +101,35 @@ def test_a_repetition_for_the_distributions_leaves_the_store_of_the_run_alone() 
     of_the_run = method.store = [1]
     assert own_logits(method, model, request, answer) is not None
     assert of_the_run == [1]
+
+
+def test_a_run_resumed_between_two_turns_takes_the_steps_of_one_that_was_not(here: Path) -> None:
+    """The second turn went on with what the warm-up had stored."""
+    words = ("--method", "token_recycling", "--max-new-tokens", "24", "--repeats", "1")
+    assert invoke_run(*words).exit_code == 0
+    file = here / "out.jsonl"
+    lines, whole = file.read_bytes().splitlines(keepends=True), read(file)
+    rows = [(row.prompt_id, row.label, row.turn, row.repeat) for row in whole.rows]
+    file.write_bytes(b"".join(lines[: 1 + rows.index(("talk", "token_recycling", 1, 0))]))
+    assert invoke_run(*words, "--resume").exit_code == 0
+    (one, other) = (
+        {(row.prompt_id, row.turn): (row.drafted, row.accepted) for row in rows if row.label != "autoregressive"}
+        for rows in (measured(whole), measured(read(file)))
+    )
+    assert one == other and sum(one["talk", 1][1]) > 0
+
+
+def test_modes_of_a_chat_do_not_see_each_other_s_answers(here: Path) -> None:
+    """The second turn drafted what the same turn had written in another mode."""
+    words = ("--method", "token_recycling", "--max-new-tokens", "24", "--repeats", "2", "--replay")
+    assert invoke_run(*words).exit_code == 0
+    free = [row for row in measured(read(here / "out.jsonl")) if row.mode == "free" and row.label != "autoregressive"]
+    steps = {(row.prompt_id, row.turn, row.repeat): (row.drafted, row.accepted) for row in free}
+    assert all(steps[prompt, turn, 0] == steps[prompt, turn, 1] for prompt, turn, _ in steps)
+    alone = ("--method", "token_recycling", "--max-new-tokens", "24", "--repeats", "1", "--out", "alone.jsonl")
+    assert invoke_run(*alone).exit_code == 0
+    plain = [row for row in measured(read(here / "alone.jsonl")) if row.label != "autoregressive"]
+    assert all(steps[row.prompt_id, row.turn, 0] == (row.drafted, row.accepted) for row in plain)
 
 
 @pytest.mark.usefixtures("plugin")

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from command import cli, ok
 from fixtures_run import GENERATIONS, LABELS, make_settings, measure_file, measured, timeless
 
 from benchctl.cli import doctor as doctor_aa
-from benchctl.cli import main
 from benchctl.measuring import run as runs
 from benchctl.measuring.machine import advice as examinations
 from benchctl.measuring.machine.advice import LoadSample
@@ -103,10 +102,6 @@ def test_a_disturbance_that_lasts_is_told(settings: RunSettings, show: Callable[
     assert len(notices) == 1
 
 
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(main, list(words))
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """An examination whose measured figures were chosen: only how they are told is looked at."""
@@ -117,14 +112,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_doctor_shows_the_machine_and_its_problems_to_people_and_programs() -> None:
-    result = invoke("doctor", "--device", "cpu")
-    assert result.exit_code == 0, result.output
+    result = ok(cli("doctor", "--device", "cpu"))
     lines = result.stdout.splitlines()
     assert "measured on       1 thread" in lines and "memory bandwidth  17.7 GB/s" in lines
     assert any(line.startswith("matrix product") and "73.1 us" in line and "1%" in line for line in lines)
     assert any(line.startswith("* ") and "30%" in line for line in lines)
     assert max(map(len, lines)) <= 80
-    shown = json.loads(invoke("doctor", "--device", "cpu", "--json").stdout)
+    shown = json.loads(cli("doctor", "--device", "cpu", "--json").stdout)
     assert shown["memory_bandwidth_mb_s"] == 17_708.6 and shown["seen"]["waited_share"] == 0.3
     assert shown["facts"]["cpu"] and shown["gpu"] is None and shown["threads"] == 1
 
@@ -144,14 +138,13 @@ def test_doctor_compares_the_baseline_with_itself(
     monkeypatch.setattr(doctor_aa, "_NEW_TOKENS", 3)
     show()
     out = tmp_path / "aa.jsonl"
-    result = invoke("doctor", "--aa", "--device", "cpu", "--model", str(run_folder / "target"), "--out", str(out))
-    assert result.exit_code == 0, result.output
+    result = ok(cli("doctor", "--aa", "--device", "cpu", "--model", run_folder / "target", "--out", out))
     assert "5 prompts" in result.stdout
     file = read(out)
     assert len(measured(file)) == 5 * 8 and {row.label for row in file.rows} == {"autoregressive"}
-    again = json.loads(invoke("doctor", "--aa", str(out), "--json").stdout)
+    again = json.loads(cli("doctor", "--aa", out, "--json").stdout)
     assert f"{again['minimum_detectable_effect']:.2%}" in result.stdout
-    refused = invoke("doctor", "--aa", "--model", str(run_folder / "target"), "--out", str(out))
+    refused = cli("doctor", "--aa", "--model", run_folder / "target", "--out", out)
     assert (refused.exit_code, refused.stdout) == (2, "")
 
 

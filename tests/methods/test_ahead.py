@@ -15,7 +15,7 @@ from runs import Pair, pair, prepared, prompt_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor
 from two_streams import accelerated_states
-from untrained import untrained
+from untrained import untrained_as
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.methods.m2r2 import M2R2
@@ -34,9 +34,7 @@ def aot() -> M2R2Prefetch:
 
 @cache
 def streams(models: Pair) -> TwoStreams:
-    module = untrained(aot(), models.target)
-    assert isinstance(module, TwoStreams)
-    return module
+    return untrained_as(TwoStreams, aot(), models.target)
 
 
 def test_each_state_is_asked_for_the_layers_it_newly_stands_for() -> None:

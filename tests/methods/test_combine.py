@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+from command import ok
 from fixtures_run import invoke_run, make_settings
 from oracles import Drafter, model_drafter, replay_tree
 from refusals import refused
-from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
+from runs import FIRST_FAST, NEW_TOKENS, check_replayed, pair, prepared, prompt_of, run
 
 import benchctl.measuring.run as run_module
 from benchctl import registry
@@ -62,16 +64,8 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
     labels = (LOOKUP, MODEL)[::order]
     lookup = PromptLookup(3, 2, min_ngram=2).plain_drafter(models.target, None)
     drafters = (lookup, model_drafter(models.naive_draft, 4, 0.4))[::order]
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        text, prompt = answer(family, seed, prompt_tokens), prompt_of(prompt_tokens, seed)
-        label = f"combine[first={labels[0]},then={labels[1]},when={when}]"
-        got = run(label, models.target, prompt, NEW_TOKENS, draft=models.draft)
-        assert list(got.token_ids) == text
-
-        def branches(text: list[int], budget: int) -> list[list[int]]:
-            return combined(when, drafters, text, budget)
-
-        assert rounds_of(got) == replay_tree(prompt, text, len(text), branches)
+    label, draft = f"combine[first={labels[0]},then={labels[1]},when={when}]", partial(combined, when, drafters)
+    check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
 
 
 @pytest.mark.parametrize(
@@ -184,33 +178,37 @@ MODEL_OF_THREE = "two_model[draft_tokens=3]"
 
 
 @pytest.mark.parametrize(
-    ("label", "problem"),
+    ("label", "problem", "fact"),
     [
-        ("combine[first=medusa[accept=typical]]", "bad_option_value"),
-        ("combine[first=early_exit]", "bad_option_value"),
-        ("combine[first=early_exit[mode=draft]]", "bad_option_value"),
-        ("combine[first=deed[mode=draft]]", "bad_option_value"),
-        ("combine[first=m2r2,then=suffix]", "bad_option_value"),
-        ("combine[then=m2r2,when=longer]", "bad_option_value"),
-        ("combine[then=m2r2,when=union]", "bad_option_value"),
-        ("combine[first=eagle,then=m2r2]", "bad_option_value"),
-        ("combine[first=dflash,then=m2r2[source=slow]]", "bad_option_value"),
-        ("combine[then=kangaroo]", "bad_option_value"),
-        ("combine[then=lookahead]", "bad_option_value"),
-        ("combine[then=two_model[stop=bandit]]", "bad_option_value"),
-        ("combine[then=two_model[accept=block]]", "bad_option_value"),
-        ("combine[then=combine]", "bad_option_value"),
-        ("combine[first=eagle,then=eagle[version=1]]", "bad_option_value"),
-        ("combine[then=autoregressive]", "bad_option_value"),
-        ("combine[then=suffix[depth=24]]", "bad_option_value"),
-        ("combine[then=suffix[depth=1]]", "bad_option_value"),
-        ("combine[then=suffix[size=1]]", "unknown_option"),
-        ("combine[then=nothing]", "unknown_method"),
-        ("combine[then=suffix[depth=3]", "bad_label"),
+        ("combine[first=medusa[accept=typical]]", "bad_option_value", "is lossy"),
+        ("combine[first=early_exit]", "bad_option_value", "is lossy"),
+        ("combine[first=early_exit[mode=draft]]", "bad_option_value", "runs rows of its own in the target, learns"),
+        ("combine[first=deed[mode=draft]]", "bad_option_value", "runs rows of its own in the target, learns"),
+        ("combine[first=m2r2,then=suffix]", "bad_option_value", "give it as `then`"),
+        ("combine[then=m2r2,when=longer]", "bad_option_value", "with when=first"),
+        ("combine[then=m2r2,when=union]", "bad_option_value", "with when=first"),
+        ("combine[first=eagle,then=m2r2]", "bad_option_value", "eagle reads states of layers that m2r2 runs"),
+        (
+            "combine[first=dflash,then=m2r2[source=slow]]",
+            "bad_option_value",
+            "dflash reads states of layers that m2r2[source=slow] runs",
+        ),
+        ("combine[then=kangaroo]", "bad_option_value", "runs rows of its own in the target, learns"),
+        ("combine[then=lookahead]", "bad_option_value", "runs rows of its own in the target, learns"),
+        ("combine[then=two_model[stop=bandit]]", "bad_option_value", "runs rows of its own in the target, learns"),
+        ("combine[then=two_model[accept=block]]", "bad_option_value", "runs rows of its own in the target, learns"),
+        ("combine[then=combine]", "bad_option_value", "combination itself"),
+        ("combine[first=eagle,then=eagle[version=1]]", "bad_option_value", "both read states"),
+        ("combine[then=autoregressive]", "bad_option_value", "does not draft and verify"),
+        ("combine[then=suffix[depth=24]]", "bad_option_value", "first and then are both suffix"),
+        ("combine[then=suffix[depth=1]]", "bad_option_value", "depth is 1"),
+        ("combine[then=suffix[size=1]]", "unknown_option", "no option 'size'"),
+        ("combine[then=nothing]", "unknown_method", "nothing"),
+        ("combine[then=suffix[depth=3]", "bad_label", "depth=3"),
     ],
 )
-def test_parts_that_cannot_be_combined_are_refused(label: str, problem: str) -> None:
-    with refused(problem):
+def test_parts_that_cannot_be_combined_are_refused(label: str, problem: str, fact: str) -> None:
+    with refused(problem, fact):
         build(label)
 
 
@@ -283,8 +281,7 @@ def test_a_file_of_texts_of_a_part_is_checked_before_weights_are_read(run_folder
 )
 def test_a_second_repeat_takes_the_steps_of_the_first(label: str) -> None:
     """Although the method remembers the prompts before."""
-    result = invoke_run("--method", label, "--max-new-tokens", "9", "--repeats", "2")
-    assert result.exit_code == 0, result.stderr
+    ok(invoke_run("--method", label, "--max-new-tokens", "9", "--repeats", "2"))
     file = read("out.jsonl")
     rows = [row for row in file.rows if row.label == label and row.repeat >= 0]
     steps = {(row.prompt_id, row.turn, row.repeat): (row.rows, row.accepted) for row in rows}

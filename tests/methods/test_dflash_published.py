@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,45 +9,28 @@ import pytest
 import torch
 from naive_dflash import NaiveDflash
 from oracles import replay
+from published import HEADS, KV_HEADS, MLP, SIZES, WIDTH, Change, Weights, changed, drawing, folder_of, rotary, without
 from refusals import refused
-from runs import CONTEXT_TOKENS, VOCABULARY, answer, pair, prompt_of, rounds_of
-from safetensors.torch import save_file
-from torch import Tensor
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from runs import CONTEXT_TOKENS, check_replayed, pair
 
-from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules.folders import modules_sha256, trained_options
 from benchctl.methods.dflash import Dflash
 from benchctl.methods.dflash.published import read_published
 
-Weights = dict[str, Tensor]
-WIDTH, MLP, HEADS, KV_HEADS, MASK = 32, 40, 4, 2, 9
+MASK = 9
 QWEN = {
+    **SIZES,
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
-    "hidden_size": WIDTH,
-    "intermediate_size": MLP,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
     "num_hidden_layers": 2,
     "num_target_layers": 4,
-    "vocab_size": VOCABULARY,
-    "rms_norm_eps": 1e-3,
-    "rope_theta": 300.0,
-    "max_position_embeddings": 16,  # fewer than the texts have: rotations follow from theta
     "block_size": 8,
     "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [2, 0]},
 }
 
 
 def random_weights(head_dim: int = 8, taps: int = 2, bias: bool = False) -> Weights:
-    noise = torch.Generator().manual_seed(7)
-
-    def random(*shape: int) -> Tensor:
-        drawn: Tensor = torch.randn(*shape, generator=noise) / shape[-1] ** 0.5
-        return drawn
-
+    random = drawing()
     weights = {"fc.weight": random(WIDTH, taps * WIDTH)}
     norms = ["norm", "hidden_norm"]
     for layer in ("layers.0", "layers.1"):
@@ -64,13 +45,6 @@ def random_weights(head_dim: int = 8, taps: int = 2, bias: bool = False) -> Weig
             weights[f"{layer}.mlp.{name}_proj.weight"] = random(*shape)
         norms += [f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"]
     return {**weights, **{f"{name}.weight": 1 + 0.3 * random(WIDTH) for name in norms}}
-
-
-def folder_of(place: Path, weights: Weights, config: Mapping[str, Any]) -> str:
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text(json.dumps(config))
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, place / "model.safetensors")
-    return str(place)
 
 
 # Name -> weights, changes of the configuration, and how the plain reimplementation differs.
@@ -94,37 +68,20 @@ def test_a_published_drafter_takes_the_steps_of_a_plain_reimplementation(name: s
     models, folder = pair("llama"), folder_of(tmp_path, weights, {**QWEN, **changes})
     method = Dflash(modules=folder, draft_tokens=5, confidence=0.0)
     assert method.unsupported(models.target.info) is None
-    method.prepare(models.target)
-    sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": differs.get("head_dim", 8)}
-    settings: dict[str, Any] = {**sizes, "rope_theta": 300.0}
     wide = {key: weight.double() for key, weight in weights.items()}
     mask = models.naive.model.model.embed_tokens.weight[MASK]
-    rotary = LlamaRotaryEmbedding(LlamaConfig(**settings))
-    more = {"taps": (3, 1), "head_dim": 8, "eps": 1e-3, "context_tokens": CONTEXT_TOKENS, "rotary": rotary, **differs}
-    naive = NaiveDflash(models.naive, wide, mask=mask, **more)
-    for prompt_tokens in (1, 13):
-        text = answer("llama", 0, prompt_tokens)
-        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens), len(text)))
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == replay(
-            prompt_of(prompt_tokens), text, len(text), naive.drafter(5, 0.0, block_tokens=7)
-        )
+    more = {"taps": (3, 1), "head_dim": 8, "eps": 1e-3, "context_tokens": CONTEXT_TOKENS, **differs}
+    naive = NaiveDflash(models.naive, wide, mask=mask, rotary=rotary(head_dim=more["head_dim"]), **more)
+    draft = naive.drafter(5, 0.0, block_tokens=7)
+    check_replayed(method, "llama", 0, lambda prompt, text: replay(prompt, text, len(text), draft))
     assert len(modules_sha256(folder)) == 64
 
 
-def without(name: str) -> Callable[[Weights], Weights]:
-    return lambda weights: {other: weight for other, weight in weights.items() if other != name}
-
-
-def changed(name: str, *shape: int) -> Callable[[Weights], Weights]:
-    return lambda weights: {**weights, name: torch.ones(*shape)}
-
-
-REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str, str]] = {
+REFUSED: dict[str, tuple[Change, dict[str, Any], str, str]] = {
     "no norm": (without("norm.weight"), {}, "not_a_dflash_drafter", "norm.weight"),
     "no key norm": (without("layers.1.self_attn.k_norm.weight"), {}, "not_a_dflash_drafter", "k_norm"),
-    "a third layer": (changed("layers.2.mlp.up_proj.weight", 2, 2), {}, "not_a_dflash_drafter", "layers.2"),
-    "wrong shape": (changed("fc.weight", 3, 2), {}, "not_a_dflash_drafter", "fc.weight"),
+    "a third layer": (changed("layers.2.mlp.up_proj.weight", torch.ones(2, 2)), {}, "not_a_dflash_drafter", "layers.2"),
+    "wrong shape": (changed("fc.weight", torch.ones(3, 2)), {}, "not_a_dflash_drafter", "fc.weight"),
     "wrong head_dim": (dict, {"head_dim": 4}, "not_a_dflash_drafter", "q_proj"),
     "mask token beyond": (dict, {"dflash_config": {"mask_token_id": 99}}, "not_a_dflash_drafter", "99"),
     "no mask token": (dict, {"dflash_config": {}}, "not_a_dflash_drafter", "mask"),

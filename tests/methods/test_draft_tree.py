@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from oracles import Naive, TreeDrafter, replay_tree
 from plain_trees import Model, Text, dyspec, likeliest, of_shape
-from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, answer, pair, prompt_of, rounds_of, run
+from runs import FIRST_FAST, NEW_TOKENS, answer, check_replayed, pair, prompt_of, rounds_of, run
 from torch import Tensor
 
 from benchctl.decoding.drafting.trees import optimal_tree, wide_tree
@@ -45,17 +45,12 @@ def tree_drafter(naive: Naive, tree: Tree, context_tokens: int = 1 << 30) -> Tre
     return draft
 
 
-@pytest.mark.parametrize("prompt_tokens", [1, 13, CONTEXT_TOKENS - 7])
-@pytest.mark.parametrize(
-    ("family", "seed"), [MODELS[0], *(pytest.param(*model, marks=pytest.mark.slow) for model in MODELS[1:])]
-)
+@pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
 @pytest.mark.parametrize(("options", "tree"), TREES.items(), ids=TREES.keys())
-def test_steps_equal_replay(options: str, tree: Tree, family: str, seed: int, prompt_tokens: int) -> None:
-    models, text = pair(family, seed), answer(family, seed, prompt_tokens)
-    prompt = prompt_of(prompt_tokens, seed)
-    got = run(f"draft_tree[{options}]", models.target, prompt, NEW_TOKENS, draft=models.draft)
-    assert list(got.token_ids) == text
-    assert rounds_of(got) == replay_tree(prompt, text, len(text), tree_drafter(models.naive_draft, tree))
+def test_steps_equal_replay(options: str, tree: Tree, family: str, seed: int) -> None:
+    draft = tree_drafter(pair(family, seed).naive_draft, tree)
+    label = f"draft_tree[{options}]"
+    check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
 
 
 def test_text_beyond_the_draft_model_s_context_goes_on_without_drafts() -> None:

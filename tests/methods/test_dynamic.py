@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, with_target
 from gate_exits import GateAnswer, GateRule, gate_answer, sureness
 from plain_depths import picked_from
 from runs import LAYERS, MODELS, NEW_TOKENS, Pair, pair, prompt_of, run
@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from target_batches import answered, batch_of, learn
 from tiny import tiny_folder
 from two_streams import accelerated_states
-from untrained import untrained
+from untrained import untrained_as
 
 from benchctl.decoding.modules.folders import WEIGHTS, read_facts
 from benchctl.decoding.modules.losses import exit_yardsticks
@@ -45,9 +45,7 @@ def label_of(rule: GateRule, gates: str, more: str = "") -> str:
 def streams_of(label: str, models: Pair) -> TwoStreams:
     method = build(label)
     assert isinstance(method, M2R2Dynamic)
-    module = untrained(method, models.target).double()
-    assert isinstance(module, TwoStreams)
-    return module
+    return untrained_as(TwoStreams, method, models.target).double()
 
 
 def truth(
@@ -132,19 +130,13 @@ def method_of(kind: str) -> M2R2Dynamic:
     return method
 
 
-def routed_streams(method: M2R2Dynamic, models: Pair) -> TwoStreams:
-    module = untrained(method, models.target)
-    assert isinstance(module, TwoStreams)
-    return module
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("kind", ROUTERS)
 def test_a_router_says_of_whole_texts_what_it_says_when_decoding(kind: str, family: str) -> None:
     """By the formula, from states of full recomputation, at every token of two texts; labels alike."""
     models, texts = pair(family), [prompt_of(9), prompt_of(4, 1)]
-    module = routed_streams(method_of(kind), models)
+    module = untrained_as(TwoStreams, method_of(kind), models.target)
     scores, said_right = router_scores(module, batch_of(models.naive, texts))
     for row, text in enumerate(texts):
         for at in range(len(text)):
@@ -193,7 +185,7 @@ def test_the_loss_is_balanced_cross_entropy_by_hand() -> None:
     """Of every gate, over the tokens that have one ahead; either class counts by the share of the other."""
     models, text, weights = pair("llama"), prompt_of(12), [1.0] * 6 + [0.5] * 6
     method = method_of("arla")
-    module = routed_streams(method, models)
+    module = untrained_as(TwoStreams, method, models.target)
     (all_scores, labels), expected = router_scores(module, batch_of(models.naive, [text])), 0.0
     for interval in module.intervals:
         scores, agrees = all_scores[interval.gate][0].tolist(), labels[interval.gate][0].tolist()
@@ -243,9 +235,7 @@ def test_training_teaches_where_the_accelerated_state_agrees(kind: str) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target of random weights, adapters for it, and a router on top of these."""
     folder = tmp_path_factory.mktemp("routers")
-    write_data(folder / "data")
-    tiny_folder(folder / "target")
-    words = ("--model", folder / "target", "--data", folder / "data", *BATCHES, *COMMON)
+    words = (*with_target(folder), *BATCHES, *COMMON)
     done("train", "m2r2[gates=1+2]", *words, "--out", folder / "adapters", "--steps", 2)
     label = f"m2r2_dynamic[gates=1+2,modules={folder / 'adapters'}]"
     printed = done("train", label, *words, "--out", folder / "both", "--steps", 3)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,51 +11,30 @@ import pytest
 import torch
 from naive_eagle import NaiveEagle
 from oracles import replay_tree
+from published import HEADS, KV_HEADS, MLP, SIZES, WIDTH, Change, Weights, changed, drawing, folder_of, rotary, without
 from refusals import refused
-from runs import VOCABULARY, answer, pair, prompt_of, rounds_of
+from runs import VOCABULARY, check_replayed, pair, prompt_of
 from safetensors.torch import save_file
+from target_batches import saved
 from test_dflash_published import QWEN
 from test_dflash_published import random_weights as dflash_weights
 from torch import Tensor
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from untrained import facts_of, untrained
+from untrained import untrained
 
 from benchctl.decoding.drafting.grow import Frontier
-from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.modules import others
-from benchctl.decoding.modules.folders import modules_sha256, save_modules, trained_options
+from benchctl.decoding.modules.folders import modules_sha256, trained_options
 from benchctl.methods.dflash import Dflash
 from benchctl.methods.eagle import Eagle
 from benchctl.methods.eagle.published import read_published
 
-Weights = dict[str, Tensor]
-WIDTH, MLP, HEADS, KV_HEADS = 32, 40, 4, 2
 IDS = torch.tensor([1, 2, 5, 6, 7, 9, 10, 13, 14, 17, 18, 21, 22])
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": WIDTH,
-    "intermediate_size": MLP,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "num_hidden_layers": 1,
-    "vocab_size": VOCABULARY,
-    "rms_norm_eps": 1e-3,
-    "hidden_act": "silu",
-    "rope_theta": 300.0,
-    "max_position_embeddings": 16,  # fewer than the texts have: rotations follow from theta
-}
+LLAMA = {**SIZES, "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu"}
 
 
 def random_weights(fused: bool, head_dim: int = 8, extras: tuple[str, ...] = ()) -> Weights:
     """By the names of SafeAILab's version 3 and SpecForge, in float32; near the target, so that some drafts count."""
-    target = pair("llama").target
-    noise = torch.Generator().manual_seed(7)
-
-    def random(*shape: int) -> Tensor:
-        drawn: Tensor = torch.randn(*shape, generator=noise) / shape[-1] ** 0.5
-        return drawn
-
+    target, random = pair("llama").target, drawing()
     inputs = 2 * WIDTH if fused else WIDTH
     fc = 0.1 * random(WIDTH, 3 * WIDTH if fused else 2 * WIDTH)
     fc[:, -WIDTH:] += torch.eye(WIDTH)
@@ -86,17 +64,7 @@ def random_weights(fused: bool, head_dim: int = 8, extras: tuple[str, ...] = ())
         weights[f"{name}.weight"] = 1 + 0.3 * random(WIDTH)
     if "input_norm" in extras:
         weights["input_norm.weight"] = 1 + 0.3 * random(3 * WIDTH)
-    return {name: weight.contiguous() for name, weight in weights.items()}
-
-
-def folder_of(place: Path, weights: Weights, config: Mapping[str, Any], file: str = "model.safetensors") -> str:
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text(json.dumps(config))
-    if file.endswith(".bin"):
-        torch.save(weights, place / file)
-    else:
-        save_file(weights, place / file)
-    return str(place)
+    return weights
 
 
 def speculators_names(weights: Weights) -> Weights:
@@ -165,11 +133,6 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any], int, dict[str, Any]]] = 
 }
 
 
-def rotary_of(**settings: Any) -> LlamaRotaryEmbedding:
-    settings = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "rope_theta": 300.0, **settings}
-    return LlamaRotaryEmbedding(LlamaConfig(**settings))
-
-
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
 def test_a_published_layer_takes_the_steps_of_a_plain_reimplementation(name: str, tmp_path: Path) -> None:
@@ -182,31 +145,24 @@ def test_a_published_layer_takes_the_steps_of_a_plain_reimplementation(name: str
     method = Eagle(modules=folder, version=version, width=3, nodes=7, confidence=0.0)
     assert method.published(folder) == {"version": version}
     assert method.unsupported(models.target.info) is None
-    method.prepare(models.target)
     more = dict(differs)
-    rotary = rotary_of(head_dim=head_dim, **more.pop("rope", {}))
-    settings = {"taps": (1, 2, 3), "eps": 1e-3, "head_dim": 8, "rotary": rotary, **more}
+    rotations = rotary(head_dim=head_dim, **more.pop("rope", {}))
+    settings = {"taps": (1, 2, 3), "eps": 1e-3, "head_dim": 8, "rotary": rotations, **more}
     wide = {key: weight.double() for key, weight in weights.items() if key not in ("d2t", "t2d")}
     naive = NaiveEagle(models.naive, wide, **settings)
-    for prompt_tokens in (1, 13):
-        text = answer("llama", 0, prompt_tokens)
-        got = decode(method, models.target, DecodeRequest(prompt_of(prompt_tokens), len(text)))
-        assert list(got.token_ids) == text
-        drafter = naive.dynamic(3, 4, 7)
-        assert rounds_of(got) == replay_tree(prompt_of(prompt_tokens), text, len(text), drafter)
+    draft = naive.dynamic(3, 4, 7)
+    check_replayed(method, "llama", 0, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
     assert len(modules_sha256(folder)) == 64
 
 
 @torch.inference_mode()
 def test_our_modules_under_published_names_are_the_same_drafter(tmp_path: Path) -> None:
-    models, method = pair("llama"), Eagle()
-    module = untrained(method, models.target)
-    save_modules(tmp_path / "own", module, facts_of("eagle", method, models.target))
+    models = pair("llama")
+    module = untrained(Eagle(), models.target)
     sizes = {"intermediate_size": 48, "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
-    folders = str(tmp_path / "own"), folder_of(tmp_path / "published", dict(module.state_dict()), eagle3(**sizes))
+    published = Eagle(modules=folder_of(tmp_path / "published", dict(module.state_dict()), eagle3(**sizes)))
     states, logits = models.naive.states(prompt_of(13)), list[Tensor]()
-    for folder in folders:
-        method = Eagle(modules=folder)
+    for method in (saved("eagle", Eagle(), module, models, tmp_path / "own"), published):
         method.prepare(models.target)
         method._drafter.start(20)
         method._drafter.read([states[tap][:12] for tap in method._drafter.taps], prompt_of(13)[1:])
@@ -230,16 +186,8 @@ def test_the_embedding_of_a_folder_is_used(tmp_path: Path) -> None:
     assert (logits[0] - logits[1]).abs().max() < 1e-5 < 1e-3 < (logits[0] - logits[2]).abs().max()
 
 
-def without(*names: str) -> Callable[[Weights], Weights]:
-    return lambda weights: {name: weight for name, weight in weights.items() if name not in names}
-
-
-def changed(name: str, weight: Tensor) -> Callable[[Weights], Weights]:
-    return lambda weights: {**weights, name: weight}
-
-
 SUBSET = eagle3(draft_vocab_size=len(IDS))
-REFUSED: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str, str]] = {
+REFUSED: dict[str, tuple[Change, dict[str, Any], str, str]] = {
     "no d2t": (without("d2t"), SUBSET, "not_an_eagle_layer", "d2t"),
     "d2t of zeros": (changed("d2t", torch.zeros(len(IDS), dtype=torch.int64)), SUBSET, "not_an_eagle_layer", "d2t"),
     "d2t too long": (changed("d2t", torch.zeros(20, dtype=torch.int64)), SUBSET, "not_an_eagle_layer", "d2t"),

@@ -12,13 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import ExitRule, Naive, exit_answer, exit_drafter, replay
-from runs import LAYERS, MODELS, NEW_TOKENS, Pair, answer, pair, prompt_of, rounds_of, run
+from runs import LAYERS, MODELS, NEW_TOKENS, Pair, answer, generate, pair, prepared, prompt_of, rounds_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_model
 from torch import Tensor, nn
-from untrained import facts_of, untrained
+from untrained import facts_of, untrained_as
 
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target
@@ -42,10 +41,6 @@ POLICIES = (
 THRESHOLDS = {"softmax_gap": 0.2, "softmax_max": 0.4, "state_cosine": 0.7, "classifier": 0.5}
 
 
-def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_TOKENS) -> Generation:
-    return decode(method, models.target, DecodeRequest(prompt, limit))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize(("label", "confidence"), POLICIES)
@@ -58,7 +53,7 @@ def test_exits_are_those_of_the_plain_rule(label: str, confidence: str, family: 
         for policy in policies:
             option = "" if len(policies) == 1 else f",kv_policy={policy}"
             method = with_modules(f"{label},threshold={threshold}{option}]", models, module, tmp_path)
-            got = _generate(method, models, prompt_of(13, seed))
+            got = generate(method, models, prompt_of(13, seed))
             rule = rule_of(models.naive, module, confidence, threshold)
             expected = exit_answer(models.naive, prompt_of(13, seed), NEW_TOKENS, rule, policy == "propagate")
             assert (list(got.token_ids), list(got.layers)) == (expected.tokens, expected.ran)
@@ -75,7 +70,7 @@ def test_drafts_take_the_steps_of_replay(label: str, confidence: str, family: st
     for share in (0.5, 1.0):
         threshold = share * THRESHOLDS[confidence]
         method = with_modules(f"{label},threshold={threshold},mode=draft]", models, module, tmp_path)
-        got = _generate(method, models, prompt_of(13, seed))
+        got = generate(method, models, prompt_of(13, seed))
         drafter = exit_drafter(models.naive, rule_of(models.naive, module, confidence, threshold), 4)
         assert list(got.token_ids) == text
         assert rounds_of(got) == replay(prompt_of(13, seed), text, len(text), drafter)
@@ -208,8 +203,7 @@ def test_classifiers_of_trained_exits_are_a_second_stage() -> None:
     method = EarlyExit(head="trained", confidence="classifier", exits="1+3")
     stage = method.second_stage
     assert stage is not None and (stage.part, stage.needed) == ("classifier", True)
-    module = untrained(method, models.target)
-    assert isinstance(module, Exits)
+    module = untrained_as(Exits, method, models.target)
     learning = {name for name, weight in module.named_parameters() if weight.requires_grad}
     assert learning == {name for name in module.state_dict() if name.startswith("classifier.")}
     bare = Exits({}, {layer: module.classifier.of(layer) for layer in (1, 3)})
@@ -221,24 +215,16 @@ def test_classifiers_of_trained_exits_are_a_second_stage() -> None:
 
 def test_exits_are_chosen_among_those_trained(tmp_path: Path) -> None:
     """A folder for exits 1 and 3 serves 3 alone, and by default both; 2 it has not learnt."""
-    models = pair("llama")
+    models, target = pair("llama"), pair("llama").target
     for name in ("deed", "early_exit"):
         head = "head=trained," if name == "early_exit" else ""
         label, folder = f"{name}[{head}exits=1+3]", tmp_path / name
         module = noisy_exits(label, models)
-        save_modules(folder, module, facts_of(label, build(label), models.target))
-        expected = _generate(with_modules(label, models, module, tmp_path / "same"), models, prompt_of(13))
-        assert _generate(_prepared(f"{name}[{head}modules={folder}]", models), models, prompt_of(13)) == expected
-        only = _generate(
-            _prepared(f"{name}[{head}modules={folder},exits=3,threshold=0]", models), models, prompt_of(13)
-        )
+        save_modules(folder, module, facts_of(label, build(label), target))
+        expected = generate(with_modules(label, models, module, tmp_path / "same"), models, prompt_of(13))
+        assert generate(prepared(f"{name}[{head}modules={folder}]", target), models, prompt_of(13)) == expected
+        only = generate(prepared(f"{name}[{head}modules={folder},exits=3,threshold=0]", target), models, prompt_of(13))
         assert {layer for step in only.steps for layer in step.layers} == {3}
-
-
-def _prepared(label: str, models: Pair) -> Method:
-    method = build(label)
-    method.prepare(models.target)
-    return method
 
 
 def test_default_exits_are_those_of_the_papers() -> None:
@@ -315,12 +301,11 @@ def test_training_lowers_the_loss_and_teaches_where_to_leave() -> None:
     models = pair("llama")
     method = EarlyExit(confidence="classifier", min_exit=1)
     batch = batch_of(models.naive, answered(models.naive, 12))
-    module = untrained(method, models.target)
+    module = untrained_as(Exits, method, models.target)
     losses = learn(method.loss, module, batch, 150, rate=3e-2)
     assert losses[-1] < 0.6 * losses[0]
     found = {name: tally.share for name, tally in method.yardsticks(module, batch).items()}
     assert min(found[f"exit_{layer}_found"] + found[f"exit_{layer}_held"] for layer in range(1, LAYERS)) > 1.2
-    assert isinstance(module, Exits)
     right = {1: module.agreements(batch)[1]}
     careless = exit_yardsticks({1: torch.ones(batch.tokens.shape)}, batch, right)["agreement"].share
     assert found["agreement"] > careless + 0.2 and found["depth"] < 1.0
@@ -333,8 +318,7 @@ def noisy_exits(label: str, models: Pair) -> Exits:
     """Modules of a label, in float64: no change is zero, no gain is one; their loudness makes up for alpha."""
     method = build(label)
     assert isinstance(method, Trainable)
-    module = untrained(method, models.target).double().requires_grad_(False)
-    assert isinstance(module, Exits)
+    module = untrained_as(Exits, method, models.target).double().requires_grad_(False)
     generator = torch.Generator().manual_seed(7)
     for name, weight in module.named_parameters():
         if name.endswith(".up.weight"):

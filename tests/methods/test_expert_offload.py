@@ -11,14 +11,13 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from fixtures_run import make_folder, make_settings, measured
+from fixtures_run import make_folder, make_settings, measure_file, measured
 from offloading import HandTimer, Simulation, recorded_visits
 from tiny import tiny_folder, tiny_target
 from torch import Tensor
 
 from benchctl.decoding.experts.fast_tier import FastTier, Key, Lru, PolicyName, policy_of
 from benchctl.decoding.experts.offload import (
-    FileTier,
     Loader,
     MemoryTier,
     Offload,
@@ -33,12 +32,9 @@ from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.layers import ExpertWeights
 from benchctl.decoding.model.target import Target
-from benchctl.measuring.check import check
 from benchctl.measuring.clock import Timer as RealTimer
-from benchctl.measuring.run import run
 from benchctl.methods.autoregressive import Autoregressive
 from benchctl.methods.expert_offload import ExpertOffload
-from benchctl.records.writer import read
 from benchctl.registry import build
 
 PROMPT = [5, 9, 17, 4, 33, 21, 8, 60, 12, 13]  # more rows than few experts can serve
@@ -166,10 +162,9 @@ def test_without_a_timer_there_is_no_stall_rather_than_a_wrong_one() -> None:
     assert "stall_s" not in counters and counters["loads"] > 0
 
 
-@pytest.mark.parametrize("make", [MemoryTier, FileTier])
-def test_a_slow_tier_gives_each_expert_as_it_is(make: type[MemoryTier | FileTier]) -> None:
+def test_the_slow_tier_gives_each_expert_as_it_is() -> None:
     mixtures = mixtures_of(target())
-    tier = make(mixtures)
+    tier = MemoryTier(mixtures)
     for layer, expert in ((0, 0), (2, 5), (1, 3)):
         found = tier.read(Key(layer, expert))
         assert torch.equal(found.gate_up, mixtures[layer].gate_up[expert])
@@ -182,11 +177,10 @@ def test_the_fast_tier_holds_a_quarter_by_default_and_never_more_than_all() -> N
 
 
 def test_a_run_writes_the_counters_into_the_rows(tmp_path: Path) -> None:
-    folder, out = make_folder(tmp_path / "run"), tmp_path / "out.jsonl"
+    folder, label = make_folder(tmp_path / "run"), "expert_offload[capacity=4,bandwidth_mb_s=50.0]"
     tiny_folder(folder / "target", "olmoe")
-    settings = replace(make_settings(folder, out), methods=("expert_offload[capacity=4,bandwidth_mb_s=50.0]",))
-    run(check(settings, lambda text: None), lambda event: None)
-    rows = [row for row in measured(read(out)) if row.label != "autoregressive"]
+    settings = replace(make_settings(folder, tmp_path / "out.jsonl"), methods=(label,))
+    rows = [row for row in measured(measure_file(settings)) if row.label != "autoregressive"]
     assert rows and {row.verdict for row in rows} == {"identical"}
     assert all(row.counters["bandwidth_mb_s"] == 50 and row.counters["stall_s"] > 0 for row in rows)
 
@@ -198,11 +192,10 @@ def test_on_a_gpu_copies_run_beside_the_computing_and_change_nothing(capacity: i
 
     on = Target(tiny_model("olmoe", layers=LAYERS).to("cuda"), None)
     for prefetch in ("none", "next_gate"):
-        for tier in ("memory", "file"):
-            method = build(f"expert_offload[capacity={capacity},prefetch={prefetch},tier={tier}]")
-            assert _decode(method, on).token_ids == _decode(Autoregressive(), on).token_ids
-            with method.serve(on, None) as view:
-                assert torch.equal(_logits(view), _logits(on))
+        method = build(f"expert_offload[capacity={capacity},prefetch={prefetch}]")
+        assert _decode(method, on).token_ids == _decode(Autoregressive(), on).token_ids
+        with method.serve(on, None) as view:
+            assert torch.equal(_logits(view), _logits(on))
 
 
 @pytest.mark.parametrize("policy", get_args(PolicyName))

@@ -13,17 +13,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import replay_tree
-from runs import CONTEXT_TOKENS, LAYERS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
+from runs import CONTEXT_TOKENS, LAYERS, MODELS, answer, check_replayed, generate, pair, prepared, prompt_of
 from target_batches import answered, batch_of, learn
 from tiny import FAMILIES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from two_streams import accelerated_states, beam_drafter, exit_states, guess, own_states
-from untrained import facts_of, untrained
+from untrained import facts_of, untrained, untrained_as
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Context, Method
+from benchctl.decoding.loop import Generation
+from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS
 from benchctl.decoding.modules.folders import save_modules
@@ -40,18 +40,12 @@ KINDS = ("lora", "bottleneck", "hybrid")
 
 
 def streams_of(method: M2R2, target: Target) -> TwoStreams:
-    module = untrained(method, target).double().requires_grad_(False)
-    assert isinstance(module, TwoStreams)
-    return module
+    return untrained_as(TwoStreams, method, target).double().requires_grad_(False)
 
 
 def accompanied(target: Target, module: TwoStreams, interval: Interval, stream: Stream, rows: int) -> list[Tensor]:
     trail: list[Tensor] = module.run(interval, target.blocks)(stream, rows)
     return trail
-
-
-def _generate(method: Method, models: Pair, prompt: list[int], limit: int = NEW_TOKENS) -> Generation:
-    return decode(method, models.target, DecodeRequest(prompt, limit))
 
 
 @torch.inference_mode()
@@ -108,8 +102,7 @@ def test_rows_that_have_run_the_layers_cannot_be_accompanied() -> None:
 def test_layers_whose_absent_rows_differ_cannot_share_a_mask_with_the_deferred_one() -> None:
     """Lost in a rewrite: the mask of the first layer also served the last one, from which other rows were absent."""
     models = pair("llama")
-    module = untrained(M2R2(gates="2"), models.target)
-    assert isinstance(module, TwoStreams)
+    module = untrained_as(TwoStreams, M2R2(gates="2"), models.target)
     stream = Stream(models.target, CONTEXT_TOKENS)
     stream.push([3, 4])
     stream.advance(1)
@@ -168,17 +161,14 @@ REPLAYED: Sequence[dict[str, object]] = (
 def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) -> None:
     """The rounds that full recomputation says: proposals come from the state that they should come from."""
     models = pair(family, seed)
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        method = prepared(_label(options), models.target)
-        assert isinstance(method, M2R2)
-        module, text = streams_of(method, models.target), answer(family, seed, prompt_tokens)
-        interval = next(part for part in module.intervals if part.gate == (method.exit or module.intervals[0].gate))
-        says = guess(models.naive, module, method.source, interval.first, interval.gate)
-        draft = beam_drafter(says, method.draft_tokens, method.width, method.confidence)
-        got = _generate(method, models, prompt_of(prompt_tokens, seed))
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == replay_tree(prompt_of(prompt_tokens, seed), text, len(text), draft)
-        assert [step.rows for step in got.steps] == [1 + method.width * step.drafted for step in got.steps]
+    method = build(label := _label(options))
+    assert isinstance(method, M2R2)
+    module = streams_of(method, models.target)
+    interval = next(part for part in module.intervals if part.gate == (method.exit or module.intervals[0].gate))
+    says = guess(models.naive, module, method.source, interval.first, interval.gate)
+    draft = beam_drafter(says, method.draft_tokens, method.width, method.confidence)
+    steps = check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
+    assert [step.rows for step in steps] == [1 + method.width * step.drafted for step in steps]
 
 
 def test_default_gates_are_an_eighth_a_quarter_and_a_half_of_the_depth() -> None:
@@ -201,18 +191,12 @@ def test_a_draft_in_half_precision_stops_by_the_probability_itself() -> None:
     assert len(pushed) == 4
 
 
-def trainable(method: M2R2, models: Pair) -> TwoStreams:
-    module = untrained(method, models.target)
-    assert isinstance(module, TwoStreams)
-    return module
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral_window", "llama_biases"])
 def test_the_pass_over_whole_texts_gives_the_states_of_the_definition(family: str, kind: str) -> None:
     """At every token of texts of different lengths, for a float32 batch to seven digits of its states' size."""
     models, method = pair(family), M2R2(gates="1+3", adapters=kind, rank=5, alpha=7.0)
-    module, texts = trainable(method, models), [prompt_of(9), prompt_of(4, 1)]
+    module, texts = untrained_as(TwoStreams, method, models.target), [prompt_of(9), prompt_of(4, 1)]
     trajectories = Trajectories(module, batch_of(models.naive, texts))
     with torch.no_grad():
         for interval in module.intervals:
@@ -226,7 +210,7 @@ def test_the_pass_over_whole_texts_gives_the_states_of_the_definition(family: st
 def test_with_features_a_pass_over_whole_texts_is_the_drafting_of_one_token_and_of_two() -> None:
     """The first pass knows the last states of the tokens before; the second one those of all but the one before."""
     models, method = pair("llama"), M2R2(gates="1+3", features="last", rank=5)
-    module, texts = trainable(method, models), [prompt_of(7), prompt_of(4, 1)]
+    module, texts = untrained_as(TwoStreams, method, models.target), [prompt_of(7), prompt_of(4, 1)]
     trajectories = Trajectories(module, batch_of(models.naive, texts))
     with torch.no_grad():
         for interval, (row, text) in product(module.intervals, enumerate(texts)):
@@ -267,7 +251,7 @@ def test_between_two_layers_the_trajectory_is_their_mean_by_nearness() -> None:
 def test_the_loss_is_the_sum_over_gates_of_divergence_cross_entropy_and_cosine() -> None:
     """By hand, from full recomputation, for the last two tokens; the first one's successor has no weight."""
     models, method = pair("llama"), M2R2(gates="1+3")
-    module, text, weights = trainable(method, models), [5, 6, 7, 8], [1.0, 0.0, 1.0, 0.5]
+    module, text, weights = untrained_as(TwoStreams, method, models.target), [5, 6, 7, 8], [1.0, 0.0, 1.0, 0.5]
     batch = batch_of(models.naive, [text], [weights])
     expected = torch.zeros((), dtype=torch.float64)
     for at in (1, 2):
@@ -306,7 +290,7 @@ def test_the_adapters_of_every_family_learn(family: str, kind: str) -> None:
 def test_an_exit_has_as_many_parameters_as_the_adapters_of_its_interval() -> None:
     for kind in KINDS:
         method = M2R2(gates="1+3", rank=8, adapters=kind)
-        module = trainable(method, pair("llama"))
+        module = untrained_as(TwoStreams, method, pair("llama").target)
         for interval in module.intervals:
             below = [module.adapters.of(layer) for layer in range(interval.first + 1, interval.gate + 1)]
             adapters = sum(weight.numel() for adapter in below for weight in adapter.parameters())
@@ -317,7 +301,7 @@ def test_an_exit_has_as_many_parameters_as_the_adapters_of_its_interval() -> Non
 @torch.no_grad()
 def test_yardsticks_compare_streams_with_the_last_layer() -> None:
     models, method, text = pair("llama"), M2R2(gates="1+3"), prompt_of(20)
-    module = trainable(method, models)
+    module = untrained_as(TwoStreams, method, models.target)
     found = method.yardsticks(module, batch_of(models.naive, [text]))
     slow = models.naive.states(text)[:, :-1]
     final = models.naive.logits(slow[-1]).argmax(-1)
@@ -377,7 +361,7 @@ def test_training_lowers_the_loss_and_the_trained_stream_drafts_better_than_the_
     for source in ("accelerated", "slow"):
         trained = build(f"m2r2[modules={tmp_path / 'trained'},gates=1+2,source={source}]")
         trained.prepare(models.target)
-        found = [decode(trained, models.target, DecodeRequest(prompt_of(6, seed), NEW_TOKENS)) for seed in range(4)]
+        found = [generate(trained, models, prompt_of(6, seed)) for seed in range(4)]
         assert list(found[0].token_ids) == answer("llama", 0, 6)
         steps[source] = sum(len(one.steps) for one in found)
     assert steps["accelerated"] < 0.8 * steps["slow"]
@@ -444,10 +428,9 @@ def _in_place(_there: Any, left: Any, right: Any, **_kwargs: Any) -> float:
 
 def counted(label: str, prompt: list[int]) -> tuple[Generation, float]:
     """A generation and the operations of its products of two matrices; those of the attention are batches of them."""
-    target = pair("llama").target
-    method = prepared(label, target)
+    method = prepared(label, pair("llama").target)
     with FlopCounterMode(display=False, custom_mapping={aten.addmm_: _in_place}) as counter:
-        generation = decode(method, target, DecodeRequest(prompt, NEW_TOKENS))
+        generation = generate(method, pair("llama"), prompt)
     counts = counter.get_flop_counts()["Global"]
     return generation, float(sum(counts.get(op, 0) for op in (aten.mm, aten.addmm, aten.addmm_)))
 

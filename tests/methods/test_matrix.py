@@ -21,6 +21,7 @@ from oracles import Naive, autoregressive, in_float64, model_drafter, noisy_copy
 from refusals import refused
 from runs import (
     EXACT,
+    FIRST_FAST,
     LAYERS,
     LOSSY,
     NEW_TOKENS,
@@ -392,14 +393,7 @@ def _interleaved(fresh: Tensor, kv_heads: int) -> Tensor:
     return torch.cat((keys, fresh[kv_heads:]))
 
 
-@pytest.mark.parametrize(
-    ("family", "seed"),
-    [
-        ("llama", 0),
-        pytest.param("qwen3", 2, marks=pytest.mark.slow),
-        pytest.param("mistral_window", 4, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
 @pytest.mark.parametrize("label", [label for label in (*EXACT, *LOSSY) if label not in SKIPPING])
 def test_every_commit_leaves_the_cache_as_if_rejected_rows_had_never_been(
     monkeypatch: pytest.MonkeyPatch, label: str, family: str, seed: int

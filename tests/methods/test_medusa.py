@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Naive, Rounds, TreeDrafter, replay_tree
+from oracles import Naive, TreeDrafter, replay_tree
 from refusals import refused
-from runs import CONTEXT_TOKENS, MODELS, NEW_TOKENS, Pair, answer, pair, prepared, prompt_of, rounds_of
+from runs import MODELS, answer, check_replayed, generate, pair, prompt_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor, nn
 from untrained import facts_of, untrained
@@ -26,8 +26,7 @@ from benchctl.conformance.method_under_test import MethodUnderTest
 from benchctl.conformance.random_models import random_models
 from benchctl.decoding.draft import ROOT, Draft
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.loop import DecodeRequest, Generation, decode
-from benchctl.decoding.method import Context, Method
+from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folders import FACTS, save_modules, trained_options
 from benchctl.decoding.modules.trainable import Tally
@@ -37,10 +36,6 @@ from benchctl.methods.medusa import Medusa
 from benchctl.methods.medusa.heads import path_shares, sparse_plan, tree_findings
 
 WIDTHS = ((1, 1, 1), (6, 4), (3, 2, 2, 1), (24,))
-
-
-def _label(widths: Sequence[int]) -> str:
-    return f"medusa[heads={len(widths)},tree={'x'.join(map(str, widths))}]"
 
 
 def _heads_drafter(naive: Naive, heads: nn.Module, widths: Sequence[int]) -> TreeDrafter:
@@ -62,17 +57,6 @@ def _heads_drafter(naive: Naive, heads: nn.Module, widths: Sequence[int]) -> Tre
     return draft
 
 
-def _expected_rounds(family: str, seed: int, prompt_tokens: int, widths: Sequence[int]) -> Rounds:
-    models = pair(family, seed)
-    text = answer(family, seed, prompt_tokens)
-    heads = untrained(Medusa(heads=len(widths)), models.target)
-    return replay_tree(prompt_of(prompt_tokens, seed), text, len(text), _heads_drafter(models.naive, heads, widths))
-
-
-def _generate(method: Method, models: Pair, prompt: list[int]) -> Generation:
-    return decode(method, models.target, DecodeRequest(prompt, NEW_TOKENS))
-
-
 def test_a_fresh_shared_head_leaves_the_state_alone_and_has_no_lm_head() -> None:
     """For width 32 a head has one block of 32 * 33 parameters; its logits are those of the target's LM head."""
     models, method = pair("llama"), Medusa(heads=2, head="shared")
@@ -88,13 +72,11 @@ def test_a_fresh_shared_head_leaves_the_state_alone_and_has_no_lm_head() -> None
 @pytest.mark.parametrize(("family", "seed"), MODELS)
 @pytest.mark.parametrize("widths", WIDTHS)
 def test_steps_equal_replay(widths: Sequence[int], family: str, seed: int) -> None:
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        method = prepared(_label(widths), pair(family, seed).target)
-        got = _generate(method, pair(family, seed), prompt_of(prompt_tokens, seed))
-        assert list(got.token_ids) == answer(family, seed, prompt_tokens)
-        assert rounds_of(got) == _expected_rounds(family, seed, prompt_tokens, widths)
-        rows = [0, *accumulate(accumulate(widths, mul))]
-        assert [step.rows for step in got.steps] == [1 + rows[step.drafted] for step in got.steps]
+    models, rows = pair(family, seed), [0, *accumulate(accumulate(widths, mul))]
+    draft = _heads_drafter(models.naive, untrained(Medusa(heads=len(widths)), models.target), widths)
+    label = f"medusa[heads={len(widths)},tree={'x'.join(map(str, widths))}]"
+    steps = check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
+    assert [step.rows for step in steps] == [1 + rows[step.drafted] for step in steps]
 
 
 def test_a_fresh_head_says_what_the_lm_head_says() -> None:
@@ -268,7 +250,7 @@ def test_the_tree_beside_the_heads_is_the_one_drafted(tmp_path: Path) -> None:
     models, heads = pair("llama"), untrained(Medusa(), pair("llama").target)
     method = Medusa(modules=_saved(tmp_path, heads, models.target, TOLD), nodes=15)
     method.prepare(models.target)
-    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
+    got = generate(method, models, prompt_of(13))
     assert list(got.token_ids) == answer("llama", 0, 13)
     assert {(step.rows, step.drafted) for step in got.steps[:-3]} == {(6, 3)}
 
@@ -284,7 +266,7 @@ def test_fewer_heads_than_were_trained_are_the_first_ones(tmp_path: Path) -> Non
     ):
         method = Medusa(modules=folder, heads=2)
         method.prepare(models.target)
-        steps.append(decode(method, models.target, DecodeRequest(prompt_of(13), 40)).steps)
+        steps.append(generate(method, models, prompt_of(13)).steps)
     assert steps[0] == steps[1]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -11,27 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures_run import make_folder, make_settings
+from fixtures_run import make_folder, make_settings, measure_file
 from oracles import TreeDrafter, replay_tree
+from published import Change, Weights, changed, folder_of, without
 from refusals import refused
-from runs import Pair, answer, pair, prompt_of, rounds_of
-from safetensors.torch import save_file
+from runs import Pair, answer, generate, pair, prompt_of, rounds_of
 from tiny import tiny_target
 from torch import Tensor
 
-from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folders import modules_sha256
 from benchctl.errors import UserError
-from benchctl.measuring.check import Models, check, choose_methods
-from benchctl.measuring.run import run
+from benchctl.measuring.check import Models, choose_methods
 from benchctl.measuring.settings import RepeatSettings
 from benchctl.methods.medusa import Medusa
 from benchctl.methods.medusa.heads import Heads
 from benchctl.methods.medusa.published import read_published
-from benchctl.records.writer import read
 
-Weights = dict[str, Tensor]
 SAFETENSORS, PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 WIDTHS = (3, 2, 2)
 
@@ -60,14 +55,8 @@ def made(target: Target, heads: int, blocks: int, seed: int = 0, shared: bool = 
 
 def published(folder: Path, weights: Weights, file: str = SAFETENSORS, **told: Any) -> str:
     """A folder of them with the config.json of such folders."""
-    folder.mkdir(parents=True, exist_ok=True)
     config = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3", "medusa_num_heads": 2, "medusa_num_layers": 1, **told}
-    (folder / "config.json").write_text(json.dumps(config))
-    if file == SAFETENSORS:
-        save_file(weights, folder / file)
-    else:
-        torch.save(weights, folder / file)
-    return str(folder)
+    return folder_of(folder, weights, config, file)
 
 
 def plain(weights: Mapping[str, Tensor], head: int, blocks: int, final: Tensor, shared: Tensor | None = None) -> Tensor:
@@ -118,7 +107,7 @@ def test_published_heads_take_the_steps_of_a_plain_reimplementation(
     form: Any = "shared" if shared else "own"
     method = Medusa(modules=published(tmp_path, weights, file, **told), heads=3, head=form, tree="3x2x2")
     method.prepare(models.target)
-    got = decode(method, models.target, DecodeRequest(prompt_of(13), 40))
+    got = generate(method, models, prompt_of(13))
     text = answer("llama", 0, 13)
     assert list(got.token_ids) == text
     drafter = plain_drafter(models, weights, blocks, models.target.lm_head.weight if shared else None)
@@ -182,22 +171,18 @@ def test_heads_of_another_width_or_vocabulary_are_refused_and_both_are_named(tmp
             method.prepare(models.target)
 
 
-def _without(name: str) -> Callable[[Weights], Weights]:
-    return lambda weights: {other: weight for other, weight in weights.items() if other != name}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_without("1.0.linear.bias"), "lacks 1.0.linear.bias .*medusa_num_layers=1, and there seem to be 3 heads"),
-        (_without("2.1.weight"), "lacks 2.1.weight"),
-        (lambda weights: {**weights, "0.2.weight": torch.ones(2)}, "holds 0.2.weight, which is none of such heads"),
+        (without("1.0.linear.bias"), "lacks 1.0.linear.bias .*medusa_num_layers=1, and there seem to be 3 heads"),
+        (without("2.1.weight"), "lacks 2.1.weight"),
+        (changed("0.2.weight", torch.ones(2)), "holds 0.2.weight, which is none of such heads"),
         (lambda weights: {f"blocks.{name}": weight for name, weight in weights.items()}, "lacks 0.0.linear.bias"),
-        (lambda weights: {**weights, "1.0.linear.bias": torch.ones(3)}, r"1.0.linear.bias has shape \[3\], not \[32\]"),
-        (lambda weights: {**weights, "2.1.weight": torch.ones(24, 3)}, r"2.1.weight has shape \[24, 3\], not \[24"),
+        (changed("1.0.linear.bias", torch.ones(3)), r"1.0.linear.bias has shape \[3\], not \[32\]"),
+        (changed("2.1.weight", torch.ones(24, 3)), r"2.1.weight has shape \[24, 3\], not \[24"),
     ],
 )
-def test_weights_of_no_heads_are_refused(change: Callable[[Weights], Weights], message: str, tmp_path: Path) -> None:
+def test_weights_of_no_heads_are_refused(change: Change, message: str, tmp_path: Path) -> None:
     method = Medusa(modules=published(tmp_path, change(made(pair("llama").target, 3, 1))))
     with pytest.raises(UserError, match=message):
         method.prepare(pair("llama").target)
@@ -251,8 +236,7 @@ def test_a_run_takes_published_heads_and_records_their_hash(tmp_path: Path) -> N
     asked = replace(
         settings, methods=(f"medusa[modules={heads},nodes=15]",), repeat=RepeatSettings(repeats=1, warm_up=0)
     )
-    run(check(asked, lambda notice: None), lambda event: None)
-    found = read(tmp_path / "out.jsonl")
+    found = measure_file(asked)
     assert found.run.methods[1].modules_sha256 == modules_sha256(heads)
     rows = [row for row in found.rows if row.label.startswith("medusa")]
     assert {row.verdict for row in rows} <= {"identical", "tie"} and any(sum(row.accepted) for row in rows)

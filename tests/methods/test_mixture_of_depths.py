@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fixtures_training import BATCHES, COMMON, done, write_data
+from fixtures_training import BATCHES, COMMON, done, with_target
 from plain_depths import (
     Plan,
     assert_one_pass,
@@ -23,10 +23,9 @@ from plain_depths import (
 )
 from runs import LAYERS, MODELS, Pair, pair, prompt_of, run
 from target_batches import answered, batch_of, learn
-from tiny import tiny_folder
 from tiny_training import CountingRows, TinyModule, TinyObjective, tiny_settings
 from torch import Tensor, nn
-from untrained import untrained
+from untrained import untrained, untrained_as
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
@@ -43,12 +42,6 @@ from benchctl.training.trainer import Data, Trainer
 NAME = "mixture_of_depths"
 
 
-def module_of(method: MixtureOfDepths, models: Pair) -> RoutedDepth:
-    module = untrained(method, models.target)
-    assert isinstance(module, RoutedDepth)
-    return module
-
-
 def fresh(method: MixtureOfDepths, models: Pair) -> RoutedDepth:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -59,7 +52,7 @@ def fresh(method: MixtureOfDepths, models: Pair) -> RoutedDepth:
 
 def truth(models: Pair, threshold: float) -> tuple[Any, Plan]:
     """Transformers' model with the adapters of the untrained module, and who passes by its predictors."""
-    module = module_of(MixtureOfDepths(), models).double()
+    module = untrained_as(RoutedDepth, MixtureOfDepths(), models.target).double()
     return with_adapters(models.model, module.adapters), plan_of_routers(dict(module.routers.state_dict()), threshold)
 
 
@@ -139,7 +132,7 @@ def test_the_loss_is_divergence_and_the_cross_entropy_of_the_predictors() -> Non
     """By hand, from one pass over the text in which the half of most weight passes each routed block."""
     models, text, weights = pair("llama"), prompt_of(8), [0.0, 0.3, 1, 1, 1, 0.5, 1, 1]
     method = MixtureOfDepths(capacity=0.5)
-    module = module_of(method, models)
+    module = untrained_as(RoutedDepth, method, models.target)
     batch = batch_of(models.naive, [text, text[:3]], [weights, [0.0] * 3])
     parts, errors = [], []
     model = with_adapters(models.model, module.adapters.double())
@@ -169,7 +162,7 @@ def test_the_loss_is_divergence_and_the_cross_entropy_of_the_predictors() -> Non
 def test_yardsticks_are_those_of_what_is_decoded() -> None:
     models, text, threshold = pair("llama"), prompt_of(12), 0.6
     method = MixtureOfDepths(threshold=threshold)
-    found = method.yardsticks(module_of(method, models).eval(), batch_of(models.naive, [text]))
+    found = method.yardsticks(untrained(method, models.target).eval(), batch_of(models.naive, [text]))
     model, plan = truth(models, threshold)
     states = planned_states(model, text, plan)
     final, said = said_by(models.model, models.naive.states(text)), said_by(model, states)
@@ -188,7 +181,7 @@ def test_yardsticks_are_those_of_what_is_decoded() -> None:
 def test_the_predictors_learn_from_their_cross_entropy_alone_and_teach_nothing_else() -> None:
     models, method = pair("llama"), MixtureOfDepths(capacity=0.5)
     batch = batch_of(models.naive, [prompt_of(12)])
-    whole, without = module_of(method, models), module_of(method, models)
+    whole, without = (untrained_as(RoutedDepth, method, models.target) for _ in range(2))
     method.loss(whole, batch).backward()
     divergences = distil_losses(batch, routed_texts(without, batch).state)
     (divergences * batch.ahead(1).weights).sum().backward()  # type: ignore[no-untyped-call]
@@ -234,9 +227,7 @@ def test_training_lowers_the_loss_and_the_predictors_foresee_who_is_chosen() -> 
 )
 def test_the_command_line_trains_what_decoding_then_runs(tmp_path: Path, label: str) -> None:
     """From records as they are, in packed rows of several documents."""
-    write_data(tmp_path / "data")
-    tiny_folder(tmp_path / "target", layers=4)
-    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--out", tmp_path / "made")
+    words = (*with_target(tmp_path, layers=4), "--out", tmp_path / "made")
     told = done("train", label, *words, "--self-distil", 0, "--steps", 4, *BATCHES, *COMMON)
     name = label.partition("[")[0]
     assert f"--method '{name}[modules={tmp_path / 'made'}," in told

@@ -6,10 +6,10 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from fixtures_training import BATCHES, COMMON, done, refused, write_data
 from safetensors.torch import load_file
 from tiny import tiny_folder
@@ -18,11 +18,24 @@ from benchctl import bundled
 from benchctl.analysis.comparison import compare, over
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_DIFFERENCE, ACCEPTANCE_RATE
 from benchctl.analysis.metrics.experts import RECALL
-from benchctl.cli import main
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from benchctl.measuring.check import Models, choose_methods
 from benchctl.records.writer import read
 from reference.pack import FILES
+
+
+def _tiny(path: Path, family: str = "llama", **sizes: Any) -> None:
+    """A target with all the files that a packed one has."""
+    tiny_folder(path, family, max_position_embeddings=128, **sizes)
+    for file in FILES:
+        if not (path / file).exists():
+            (path / file).write_text("{}")
+
+
+def _pack(folder: Path, role: str, pack: Path) -> None:
+    told = () if role == "modules" else ("--description", "A", "--data", "B")
+    done("reference", "pack", "--model", folder, "--role", role, *told, "--pack", pack)
+    bundled.models.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     write_data(folder / "data")
     for seed, name in enumerate(("tiny-target", "other")):
-        tiny_folder(folder / name, seed=seed, max_position_embeddings=128)
-        for file in FILES:
-            if not (folder / name / file).exists():
-                (folder / name / file).write_text("{}")
+        _tiny(folder / name, seed=seed)
     (folder / "mine.jsonl").write_text('{"id": "a", "turns": ["red blue"]}\n')
     words = ("--model", folder / "tiny-target", "--data", folder / "data", "--out", folder / "adapters", "--steps", 1)
     assert "Wrote" in done("train", "m2r2[gates=1+2]", *words, *BATCHES, *COMMON)
@@ -44,10 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made_moe(made: Path) -> Path:
     """The same folder, with a mixture of experts and m2r2's modules for fetching its experts ahead."""
-    tiny_folder(made / "tiny-moe", "olmoe", stop_ids=(), max_position_embeddings=128)
-    for file in FILES:
-        if not (made / "tiny-moe" / file).exists():
-            (made / "tiny-moe" / file).write_text("{}")
+    _tiny(made / "tiny-moe", "olmoe", stop_ids=())
     words = ("--model", made / "tiny-moe", "--data", made / "data", "--out", made / "ahead", "--steps", 1)
     assert "Wrote" in done("train", "m2r2_prefetch[gates=1+2]", *words, *BATCHES, *COMMON)
     return made
@@ -56,8 +63,7 @@ def made_moe(made: Path) -> Path:
 @pytest.fixture
 def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A pack of that target alone."""
-    model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
-    done("reference", "pack", *model, "--pack", tmp_path / "pack")
+    _pack(made / "tiny-target", "target", tmp_path / "pack")
     monkeypatch.setattr(bundled, "MODELS", tmp_path / "pack")
     bundled.models.cache_clear()
     bundled._checked.cache_clear()
@@ -69,10 +75,8 @@ def pack(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 @pytest.fixture
 def pack_moe(made_moe: Path, pack: Path) -> Path:
     """The pack with the mixture of experts and its modules, which are for m2r2_prefetch alone."""
-    model = ("--model", made_moe / "tiny-moe", "--role", "moe", "--description", "A", "--data", "B")
-    done("reference", "pack", *model, "--pack", pack)
-    done("reference", "pack", "--model", made_moe / "ahead", "--role", "modules", "--pack", pack)
-    bundled.models.cache_clear()
+    _pack(made_moe / "tiny-moe", "moe", pack)
+    _pack(made_moe / "ahead", "modules", pack)
     return pack
 
 
@@ -83,8 +87,7 @@ def _run(made: Path, out: Path, label: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_path: Path) -> None:
-    done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
-    bundled.models.cache_clear()
+    _pack(made / "adapters", "modules", pack)
     done(*_run(made, tmp_path / "run.jsonl", "m2r2[gates=1+2]"))
     found = read(tmp_path / "run.jsonl")
     method = found.run.methods[1]
@@ -97,8 +100,7 @@ def test_packed_modules_serve_a_run_that_names_none(made: Path, pack: Path, tmp_
 def test_options_that_a_label_leaves_out_are_those_of_the_training(made: Path, pack: Path, tmp_path: Path) -> None:
     """A label had to repeat the options that its modules were trained with, those of the package included."""
     named, packed = f"m2r2[modules={made / 'adapters'}]", "m2r2[draft_tokens=2]"
-    done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
-    bundled.models.cache_clear()
+    _pack(made / "adapters", "modules", pack)
     for number, label in enumerate((named, packed)):
         done(*_run(made, tmp_path / f"{number}.jsonl", label))
         method = read(tmp_path / f"{number}.jsonl").run.methods[1]
@@ -131,7 +133,7 @@ def test_a_packed_card_names_the_method_and_no_folder(
     shutil.copytree(made / "adapters", folder)
     label = f"m2r2[modules={folder.name}{',' if options else ''}{options}]"
     (folder / "README.md").write_text(f"# {folder.name}\n\n--method '{label}'\n")
-    done("reference", "pack", "--model", folder, "--role", "modules", "--pack", pack)
+    _pack(folder, "modules", pack)
     card = (pack / "tiny-target" / "modules" / "m2r2" / "README.md").read_text()
     assert card == f"# m2r2\n\n--method '{packed}'\n"
 
@@ -154,12 +156,10 @@ def test_modules_are_packed_for_another_method_that_uses_them(made: Path, pack: 
 
 
 def test_packed_modules_are_bfloat16_and_replaced_with_their_target(made: Path, pack: Path) -> None:
-    done("reference", "pack", "--model", made / "adapters", "--role", "modules", "--pack", pack)
+    _pack(made / "adapters", "modules", pack)
     folder = pack / "tiny-target" / "modules" / "m2r2"
     assert {weight.dtype for weight in load_file(folder / "modules.safetensors").values()} == {torch.bfloat16}
-    model = ("--model", made / "tiny-target", "--role", "target", "--description", "A", "--data", "B")
-    done("reference", "pack", *model, "--pack", pack)
-    bundled.models.cache_clear()
+    _pack(made / "tiny-target", "target", pack)
     assert not folder.exists() and bundled.modules_for("tiny-target", "m2r2") is None
 
 
@@ -169,9 +169,8 @@ def test_a_draft_vocabulary_is_packed_with_its_modules_or_its_draft_model(
     for name in ("adapters", "other"):
         shutil.copytree(made / name, tmp_path / name)
         write_draft_vocabulary(tmp_path / name, torch.tensor([1, 5]))
-    done("reference", "pack", "--model", tmp_path / "adapters", "--role", "modules", "--pack", pack)
-    draft = ("--model", tmp_path / "other", "--role", "draft", "--description", "A", "--data", "B")
-    done("reference", "pack", *draft, "--pack", pack)
+    _pack(tmp_path / "adapters", "modules", pack)
+    _pack(tmp_path / "other", "draft", pack)
     for folder in (pack / "tiny-target" / "modules" / "m2r2", pack / "other"):
         ids = read_draft_vocabulary(folder)
         assert ids is not None and ids.tolist() == [1, 5]
@@ -208,10 +207,8 @@ PACKED = [(model.name, method) for model in bundled.models() for method in model
 
 def _run_embedded(out: Path, *labels: str, model: str = "ref-dense", limit: int = 6) -> Path:
     methods = [word for label in labels for word in ("--method", label)]
-    sizes = ["--limit", str(limit), "--max-new-tokens", "24", "--repeats", "1", "--warm-up", "0", "--no-watch"]
-    words = ["run", "--model", model, *methods, "--bench", "koala", "--source", "embedded", *sizes, "--out", str(out)]
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 0, result.output
+    sizes = ("--limit", limit, "--max-new-tokens", 24, "--repeats", 1, "--warm-up", 0, "--no-watch")
+    done("run", "--model", model, *methods, "--bench", "koala", "--source", "embedded", *sizes, "--out", out)
     return out
 
 

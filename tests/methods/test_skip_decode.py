@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from runs import LAYERS, MODELS, Pair, pair, prompt_of, run
 from target_batches import answered, batch_of, learn
 from tiny import tiny_model, tiny_target
 from torch import Tensor
-from untrained import untrained
+from untrained import untrained_as
 
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target
@@ -55,9 +56,7 @@ def model_of(models: Pair, label: str) -> Any:
     assert isinstance(method, SkipDecode)
     if method.adapters == "none":
         return models.model
-    module = untrained(method, models.target)
-    assert isinstance(module, Adapters)
-    return with_adapters(models.model, module.double())
+    return with_adapters(models.model, untrained_as(Adapters, method, models.target).double())
 
 
 def text_of_depths(depths: tuple[int, ...], prompt: list[int], answered: int) -> list[int]:
@@ -168,18 +167,12 @@ def test_a_row_of_documents_of_one_token_each_is_all_prompt() -> None:
         assert text_depths(DepthSchedule(8, 8, 4, 1, 4), target_batch, chance).depths.tolist() == [[8] * 4]
 
 
-def adapters_of(method: SkipDecode, models: Pair) -> Adapters:
-    module = untrained(method, models.target)
-    assert isinstance(module, Adapters)
-    return module
-
-
 @torch.no_grad()
 def test_the_loss_is_the_divergence_of_each_token_at_its_depth() -> None:
     """By hand, from one pass over the text; in eval mode, so that the depths are the same each time."""
     models, text, weights = pair("llama"), prompt_of(8), [0.0, 0.3, 1, 1, 1, 0.5, 1, 1]
     method = SkipDecode(min_layers=1, fall_tokens=4)
-    module = adapters_of(method, models).eval()
+    module = untrained_as(Adapters, method, models.target).eval()
     target_batch = batch_of(models.naive, [text], [weights])
     starts = text_depths(DepthSchedule(4, 4, 1, 1, 4), target_batch, chance=False)
     depths = starts.depths[0].tolist()
@@ -218,7 +211,7 @@ def test_training_lowers_the_loss_and_the_trained_layers_say_more_of_what_the_ta
 
 def test_every_adapter_of_a_layer_that_runs_learns_and_the_target_does_not() -> None:
     models, method = pair("llama"), SkipDecode(fall_tokens=4)
-    module = adapters_of(method, models)
+    module = untrained_as(Adapters, method, models.target)
     method.loss(module, batch_of(models.naive, [prompt_of(12)])).backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in module.parameters())
     assert all(weight.grad is None for weight in models.model.parameters())
@@ -226,13 +219,7 @@ def test_every_adapter_of_a_layer_that_runs_learns_and_the_target_does_not() -> 
 
 FAMILIES = ("llama", "qwen3", "mistral_window", "llama_biases")
 SETTINGS = SkipDecode(rank=5, alpha=7.0)
-
-
-def adapters_for(target: Target) -> Adapters:
-    """Untrained ones that change much."""
-    module = untrained(SETTINGS, target)
-    assert isinstance(module, Adapters)
-    return module
+adapters_for = partial(untrained_as, Adapters, SETTINGS)  # they change much
 
 
 @torch.inference_mode()

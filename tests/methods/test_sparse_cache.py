@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 from oracles import Drafter, replay
-from runs import CONTEXT_TOKENS, FIRST_FAST, LAYERS, answer, pair, prompt_of, rounds_of
+from runs import FIRST_FAST, LAYERS, check_replayed, generate, pair, prompt_of
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.stream import LayerRun, Stream
-from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.layers import Parts
 from benchctl.methods.sparse_cache import SparseCache
 
@@ -93,17 +92,11 @@ class Sparse:
 @torch.inference_mode()
 def test_steps_equal_a_replay_with_the_same_keys(family: str, seed: int, kind: str) -> None:
     models, method = pair(family, seed), SparseCache(**KINDS[kind])
-    method.prepare(models.target)
-    drafter, accepted, drafted = Sparse(method).drafter(models.model), 0, 0
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        prompt, text = prompt_of(prompt_tokens, seed), answer(family, seed, prompt_tokens)
-        got = decode(method, models.target, DecodeRequest(prompt, len(text)))
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == replay(prompt, text, len(text), drafter)
-        accepted += sum(step.accepted for step in got.steps)
-        drafted += sum(step.drafted for step in got.steps)
+    draft = Sparse(method).drafter(models.model)
+    steps = check_replayed(method, family, seed, lambda prompt, text: replay(prompt, text, len(text), draft))
+    accepted = sum(step.accepted for step in steps)
     assert accepted > 5
-    assert (accepted == drafted) == (kind == "whole" and family != "mistral_window")
+    assert (accepted == sum(step.drafted for step in steps)) == (kind == "whole" and family != "mistral_window")
 
 
 @pytest.mark.parametrize("shape", ["one list for all heads", "a list for each head"])
@@ -173,7 +166,7 @@ def test_drafting_reads_no_more_of_the_cache_than_the_budget(monkeypatch: pytest
     for options in (KINDS["window"], KINDS["retrieval"]):
         method = SparseCache(**options)
         lengths.clear()
-        got = decode(method, models.target, DecodeRequest(prompt_of(30), 30))
+        got = generate(method, models, prompt_of(30), 30)
         # Each draft: the budget, with retrieval the tokens behind the last whole chunk, and the rows of the draft.
         tail = method.chunk - 1 if method.select == "retrieval" else 0
         assert max(lengths) <= method.budget + tail + method.draft_tokens

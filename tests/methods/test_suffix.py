@@ -14,7 +14,7 @@ import pytest
 from fixtures_run import make_settings
 from oracles import replay_tree
 from refusals import refused
-from runs import CONTEXT_TOKENS, FIRST_FAST, NEW_TOKENS, answer, pair, prepared, prompt_of, rounds_of, run
+from runs import FIRST_FAST, NEW_TOKENS, answer, check_replayed, pair, prepared, prompt_of
 
 from benchctl.decoding.drafting.occurrences import END, Occurrences
 from benchctl.decoding.drafting.texts import write_texts
@@ -142,12 +142,8 @@ def _draft(method: Suffix, stores: Sequence[Occurrences], text: list[int], budge
 @pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
 @pytest.mark.parametrize("naive", SETTINGS)
 def test_steps_equal_replay(naive: Naive, family: str, seed: int) -> None:
-    models = pair(family, seed)
-    for prompt_tokens in (1, 13, CONTEXT_TOKENS - 7):
-        text, prompt = answer(family, seed, prompt_tokens), prompt_of(prompt_tokens, seed)
-        got = run(f"suffix[{options_of(naive)}]", models.target, prompt, NEW_TOKENS)
-        assert list(got.token_ids) == text
-        assert rounds_of(got) == replay_tree(prompt, text, len(text), naive.branches)
+    label = f"suffix[{options_of(naive)}]"
+    check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), naive.branches))
 
 
 def drafted(method: Suffix, text: list[int], budget: int = 99) -> list[int]:

@@ -50,27 +50,27 @@ def test_a_row_without_arrivals_has_the_time_of_its_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "changed"),
+    ("row", "changed", "reason"),
     [
-        (STEPS, {"arrived_tokens": (1, 2)}),
-        (STEPS, {"arrived_tokens": (4,)}),
-        (STEPS, {"arrived_s": (1.0, 0.9)}),
-        (STEPS, {"arrived_s": (1.1, 1.5)}),
-        (STEPS, {"arrived_s": ()}),
-        (STEPS, {"rows": (4,)}),
-        (STEPS, {"layers": (2,) * 4}),
-        (STEPS, {"committed": (2,)}),
-        (STEPS, {"accepted": (4,)}),
-        (STEPS, {"stop_reason": None}),
-        (STEPS, {"totals": Totals(new_tokens=4)}),
-        (STEPS, {"error": "engine_died: it is gone"}),
-        (SUMS, {"totals": None}),
-        (SUMS, {"totals": Totals(new_tokens=5)}),
-        (SUMS, {"totals": Totals(new_tokens=4, drafted=1, accepted=2)}),
-        (SUMS, {"totals": Totals(new_tokens=4, drafted=9, accepted=4)}),
-        (SUMS, {"totals": Totals(new_tokens=4, steps=4)}),
+        (STEPS, {"arrived_tokens": (1, 2)}, "4 token_ids, but 3 arrived_tokens"),
+        (STEPS, {"arrived_tokens": (4,)}, "arrived_tokens differ in length"),
+        (STEPS, {"arrived_s": (1.0, 0.9)}, "does not grow"),
+        (STEPS, {"arrived_s": (1.1, 1.5)}, "ttft_s as its first arrived_s"),
+        (STEPS, {"arrived_s": ()}, "ttft_s as its first arrived_s"),
+        (STEPS, {"rows": (4,)}, "rows, passes, layers"),
+        (STEPS, {"layers": (2,) * 4}, "rows, passes, layers"),
+        (STEPS, {"committed": (2,)}, "but prefill and steps committed 3"),
+        (STEPS, {"accepted": (4,)}, "step 0: 3 committed, 4 accepted"),
+        (STEPS, {"stop_reason": None}, "needs stop_reason"),
+        (STEPS, {"totals": Totals(new_tokens=4)}, "totals stand where"),
+        (STEPS, {"error": "engine_died: it is gone"}, "a failed generation"),
+        (SUMS, {"totals": None}, "but prefill and steps committed 1"),
+        (SUMS, {"totals": Totals(new_tokens=5)}, "5 new_tokens"),
+        (SUMS, {"totals": Totals(new_tokens=4, drafted=1, accepted=2)}, "2 tokens accepted of at most 1"),
+        (SUMS, {"totals": Totals(new_tokens=4, drafted=9, accepted=4)}, "4 tokens accepted of at most 3"),
+        (SUMS, {"totals": Totals(new_tokens=4, steps=4)}, "in 4 steps"),
     ],
 )
-def test_what_cannot_be_true_is_refused(row: Row, changed: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
+def test_what_cannot_be_true_is_refused(row: Row, changed: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         replace(row, **changed)

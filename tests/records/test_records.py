@@ -75,6 +75,13 @@ def test_resuming_with_other_settings_names_the_field(path: Path, changes: dict[
     assert path.read_bytes() == before
 
 
+def test_a_plug_in_examined_since_then_is_no_other_setting(path: Path) -> None:
+    write(path, ROWS, replace(RUN, methods=(RUN.methods[0], replace(RUN.methods[1], doctor="never"), RUN.methods[2])))
+    methods = (RUN.methods[0], replace(RUN.methods[1], doctor="passed"), RUN.methods[2])
+    with Writer(path, replace(RUN, methods=methods), resume=True):
+        pass
+
+
 def test_old_and_new_labels_are_pooled(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of `m2r2[mode=dynamic]` and of `m2r2_dynamic` stood in two lines of a table."""
     old, new = "m2r2[mode=dynamic,threshold=0.3]", "m2r2_dynamic[threshold=0.3]"

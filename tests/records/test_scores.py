@@ -57,31 +57,31 @@ def test_scores_of_old_and_new_labels_are_of_one_method(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("score", "changes"),
+    ("score", "changes", "reason"),
     [
-        (PAIR, {"score": 10.5}),
-        (PAIR, {"score": 0.0}),
-        (PAIR, {"baseline_score": None}),
-        (PAIR, {"score": None, "baseline_score": None}),
-        (PAIR, {"unreadable": "no scores in it"}),
-        (PAIR, {"order": ""}),
-        (PAIR, {"label": "autoregressive"}),
-        (PAIR, {"baseline": ""}),
-        (PAIR, {"answer_sha256": "b" * 64}),
-        (PAIR, {"identical": True}),
-        (PAIR, {"cost_usd": -1.0}),
-        (PAIR, {"score": float("nan")}),
-        (TIE, {"score": 5.0, "baseline_score": 5.0}),
-        (TIE, {"order": "baseline_first"}),
-        (SINGLE, {"baseline_score": 5.0}),
-        (SINGLE, {"baseline": "autoregressive"}),
-        (SINGLE, {"score": 11.0}),
-        (EXACT, {"score": 0.5}),
-        (EXACT, {"identical": True, "baseline_sha256": "a" * 64}),
+        (PAIR, {"score": 10.5}, "from 1 to 10"),
+        (PAIR, {"score": 0.0}, "from 1 to 10"),
+        (PAIR, {"baseline_score": None}, "has all its scores"),
+        (PAIR, {"score": None, "baseline_score": None}, "has all its scores"),
+        (PAIR, {"unreadable": "no scores in it"}, "nothing was read"),
+        (PAIR, {"order": ""}, "an order is"),
+        (PAIR, {"label": "autoregressive"}, "judged against itself"),
+        (PAIR, {"baseline": ""}, "names a baseline"),
+        (PAIR, {"answer_sha256": "b" * 64}, "identical is what"),
+        (PAIR, {"identical": True, "order": ""}, "identical is what"),
+        (PAIR, {"cost_usd": -1.0}, "cost_usd"),
+        (PAIR, {"score": float("nan")}, "not finite"),
+        (TIE, {"score": 5.0, "baseline_score": 5.0}, "nothing was read"),
+        (TIE, {"order": "baseline_first"}, "an order is"),
+        (SINGLE, {"baseline_score": 5.0}, "single has no baseline_score"),
+        (SINGLE, {"baseline": "autoregressive"}, "names a baseline"),
+        (SINGLE, {"score": 11.0}, "from 1 to 10"),
+        (EXACT, {"score": 0.5}, "exact is 1.0 or 0.0"),
+        (EXACT, {"identical": True, "baseline_sha256": "a" * 64}, "same score"),
     ],
 )
-def test_a_score_that_cannot_be_true_is_refused(score: Score, changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
+def test_a_score_that_cannot_be_true_is_refused(score: Score, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         to_line(replace(score, **changes))
 
 

@@ -7,11 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command import cli
 from refusals import refused
 
 from benchctl import bundled
-from benchctl.cli import main
 from benchctl.decoding.modules import folders
 
 WEIGHTS, TOKENIZER = b"weights", b"{}"
@@ -147,7 +146,7 @@ def test_the_shipped_models_keep_the_wheel_below_100_megabytes_and_modules_are_n
 
 def test_the_list_has_a_line_of_80_columns_for_each_model(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = CliRunner().invoke(main, ["list", "models"]).output.splitlines()
+    lines = cli("list", "models").output.splitlines()
     assert [" ".join(line.split()) for line in lines] == [
         "name role parameters size licence data",
         "big target 10 0.0 MB Apache-2.0 tasks and public chats",

@@ -16,12 +16,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command import cli, ok
 from documents import DOCS, blocks, check_parses, command_ids
 from tiny import tiny_folder
 
 from benchctl import registry
-from benchctl.cli import main
 from benchctl.conformance.checks import CHECKS, examine
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
@@ -97,16 +96,12 @@ def test_the_commands_of_the_workflow_parse() -> None:
 def test_the_distribution_of_the_page_is_a_method_like_any_other(tmp_path: Path) -> None:
     """Found by its entry point, passed by doctor but for batches, and measured: its answers are the baseline's."""
     assert "follow" in registry.names(registry.METHODS) and "follow" not in registry.builtin_names()
-    examined = CliRunner().invoke(main, ["doctor", "--method", "follow"])
-    assert examined.exit_code == 0, examined.output
+    examined = ok(cli("doctor", "--method", "follow"))
     assert examined.stdout.splitlines()[-1] == "23 passed, 0 failed, 2 skipped."
     folder, prompts, out = tiny_folder(tmp_path / "target"), tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     prompts.write_text('{"prompt": "one two one two one two"}\n', encoding="utf-8")
     words = "--method follow[draft_tokens=3] --max-new-tokens 24 --warm-up 0 --repeats 1 --device cpu"
-    measured = CliRunner().invoke(
-        main, ["run", "--no-watch", *words.split(), "--model", str(folder), "--bench", str(prompts), "--out", str(out)]
-    )
-    assert measured.exit_code == 0, measured.output
+    ok(cli("run", "--no-watch", *words.split(), "--model", folder, "--bench", prompts, "--out", out))
     rows = read(out).rows
     assert {row.label for row in rows} == {"autoregressive", "follow[draft_tokens=3]"}
     assert len({tuple(row.token_ids) for row in rows}) == 1
@@ -133,8 +128,7 @@ def test_the_method_it_shows_can_be_trained_and_gives_the_targets_tokens(tmp_pat
         (tmp_path / name).write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     data = tuple(str(tmp_path / name) for name in ("chats.jsonl", "chats_val.jsonl"))
     options = ModuleOptions(data, heads, model=str(folder), steps=8, row_tokens=64, batch_tokens=256)
-    ticks = count()
-    job_context = JobContext(lambda: float(next(ticks)), Provenance("", "", {}))
+    job_context = JobContext(map(float, count()).__next__, Provenance("", "", {}))
     with job_context.held:
         result = train_modules(options, "bigram", job_context)
     assert result is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -69,21 +69,23 @@ def foreign_figures(page: Path) -> list[str]:
 
 @cache
 def kept_figures() -> dict[str, set[tuple[str, frozenset[str]]]]:
-    """By speed-up, the methods and their options that have it: by suite and over all, sessions of a run together; over
-    another method where a page has that command; ratios of the benchmarks. From the lines as they are: `compare` would
-    take ten times as long, and be held against itself."""
+    """By speed-up, the methods and their options that have it, see _speedups; sessions of a run together; over another
+    method where a page has that command; ratios of the benchmarks. From the lines as they are: `compare` would take ten
+    times as long, and be held against itself."""
     figures: dict[str, set[tuple[str, frozenset[str]]]] = defaultdict(set)
     runs = [path for path in sorted(KEPT.glob("*.jsonl")) if _is_run(path)]
     compared = [words for _, words in command_ids() if words[0] == "compare" and "--over" in words]
     for base, files in groupby(runs, lambda path: re.sub(r"-\d+$", "", path.stem)):
         sessions = list(files)
+        suites = _run_of(sessions[0])["suites"]
+        categories = {(each["name"], id): of for each in suites for id, of in each.get("categories", {}).items()}
         over = {words[words.index("--over") + 1] for words in compared if Path(words[1]).stem == base}
         for together in (sessions, *([session] for session in sessions if len(sessions) > 1)):
             seconds = _seconds(together)
             for usual in {_run_of(sessions[0])["baseline"], *over}:
                 for label in seconds.keys() - {usual}:
                     of = (registry.parse_label(label).name, _options(sessions[0], label))
-                    for figure in _speedups(seconds[label], seconds[usual]):
+                    for figure in _speedups(seconds[label], seconds[usual], categories):
                         figures[figure].add(of)
     for path in KEPT.glob("*.json"):
         for figure in _ratios(json.loads(path.read_text(encoding="utf-8"))):
@@ -118,11 +120,15 @@ def _round(row: dict[str, Any]) -> tuple[str, ...]:
     return (row["suite"], row["prompt_id"], str(row["repeat"]))
 
 
-def _speedups(method: Seconds, baseline: Seconds) -> Iterator[str]:
-    """Over all suites, and over each."""
+def _speedups(method: Seconds, baseline: Seconds, categories: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Over all suites, over each, and over each category of them."""
     both = sorted(method.keys() & baseline.keys())
-    for suite in (None, *{answer[1] for answer in both}):
-        answers = [answer for answer in both if suite in (None, answer[1])]
+    parts = defaultdict(list)
+    for answer in both:
+        category = categories.get((answer[1], answer[2]))
+        for part in {(), (answer[1],), (answer[1], category)}:
+            parts[part].append(answer)
+    for answers in parts.values():
         tops, bottoms = (np.array([[of[answer]] for answer in answers]) for of in (baseline, method))
         session, prompt = (
             np.unique([str(answer[columns]) for answer in answers], return_inverse=True)[1]

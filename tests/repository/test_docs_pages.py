@@ -7,12 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from command import cli
 from documents import DOCS, PAGES, ROOT, anchors, links
 from packaging.version import Version
 
 from benchctl import __version__
-from benchctl.cli import main
 
 INDEX = DOCS / "README.md"
 LINKS = [(page, link) for page in PAGES for link in links(page) if "://" not in link]
@@ -57,7 +56,7 @@ def test_readme_shows_what_compare_prints_and_keeps_to_120_lines(monkeypatch: py
     command, _, shown = text.partition("```\n$ benchctl ")[2].partition("\n```\n")[0].partition("\n")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(ROOT)
-    result = CliRunner().invoke(main, shlex.split(command))
+    result = cli(*shlex.split(command))
     assert result.stdout.rstrip() == shown
     assert len(text.splitlines()) <= 120
 

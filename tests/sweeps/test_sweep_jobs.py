@@ -13,16 +13,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from command import cli, ok
 from fixtures_records import RUN, baseline_row, failed
 from fixtures_run import make_folder
 from refusals import refused
 
-from benchctl.cli import main
 from benchctl.records.schema import Row
 from benchctl.records.writer import Writer, read
 from benchctl.sweeps import on, work
@@ -38,8 +38,7 @@ TINY: dict[str, Any] = {
 }
 
 
-def sweep(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["sweep", *arguments])
+sweep = partial(cli, "sweep")
 
 
 def spec_of(folder: Path, **changes: Any) -> Path:
@@ -98,14 +97,12 @@ def test_from_a_description_to_one_table_and_a_second_run_has_nothing_to_do(here
     assert sweep("plan", str(spec_of(here)), "--out", "jobs").exit_code == 0
     before = sweep("status", "jobs", "--json")
     assert before.exit_code == 1 and json.loads(before.stdout)["missing"] == 2
-    result = sweep("run", "jobs")
-    assert result.exit_code == 0, result.output
+    ok(sweep("run", "jobs"))
     assert json.loads(sweep("status", "jobs", "--json").stdout)["done"] == 2
     contents = [path.read_bytes() for path in sorted((here / "jobs" / "results").iterdir())]
     assert sweep("run", "jobs").exit_code == 0
     assert contents == [path.read_bytes() for path in sorted((here / "jobs" / "results").iterdir())]
-    table = CliRunner().invoke(main, ["compare", "jobs/results/*.jsonl", "--format", "json"])
-    assert table.exit_code == 0
+    table = ok(cli("compare", "jobs/results/*.jsonl", "--format", "json"))
     assert "two_model[draft_tokens=2]" in table.stdout and "prompt_lookup" in table.stdout
 
 
@@ -165,6 +162,10 @@ def test_an_interrupt_ends_the_runs_and_the_sweep(here: Path) -> None:
     (unit,) = units(read_spec(spec_of(here, families={"f": ["prompt_lookup"]})), here)
     write_commands(here, [unit])
     command = [sys.executable, "-c", INTERRUPTIBLE, "sweep", "run", str(here)]
+
+    def runs() -> str:
+        return subprocess.run(["pgrep", "-f", f"session.. run .*{unit.out}"], capture_output=True, text=True).stdout
+
     with subprocess.Popen(
         command, cwd=here, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(here)}
     ) as process:
@@ -172,10 +173,10 @@ def test_an_interrupt_ends_the_runs_and_the_sweep(here: Path) -> None:
             if unit.out.exists():
                 break
             time.sleep(0.05)
+        assert runs()
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
-    found = subprocess.run(["pgrep", "-f", f"session.. run .*{unit.out}"], capture_output=True, text=True)
-    assert found.stdout == ""
+    assert not runs()
 
 
 def _killer(unit: Unit, parent: bool = False) -> tuple[threading.Thread, list[int]]:
@@ -336,8 +337,11 @@ def test_cpu_runs_have_cores_of_their_own() -> None:
 def test_gpus_are_those_that_the_scheduler_left_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-7f")
     assert [place.gpu for place in places(True, 1)] == ["3", "GPU-7f"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert places(True, 1) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,-1,1")
+    assert [place.gpu for place in places(True, 1)] == ["0"]
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert places(True, 1) == []
 
 
 def test_the_commands_can_be_run_by_a_shell(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, with_target
 from safetensors.torch import load_file, save_file
 from scipy.stats import binom
-from tiny import tiny_folder
 
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
@@ -116,8 +115,7 @@ HOW = ("--answer-tokens", TOKENS, "--dtype", "float32", "--threads", 1, "--calib
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target of random weights, text to learn from, and a dozen prompts held out."""
     folder = tmp_path_factory.mktemp("calibrate")
-    tiny_folder(folder / "target")
-    write_data(folder / "data")
+    with_target(folder)
     lines = [json.dumps({"source": "unit", "instruction": text, "output": "Yes."}) for text in PROMPTS]
     (folder / "data" / "val.jsonl").write_text("\n".join(lines))
     done("train", "deed[exits=1]", *_words(folder), "--out", folder / "deed", "--steps", 2, *BATCHES, *COMMON)

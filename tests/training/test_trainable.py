@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from disks import full_disk
 from tiny import tiny_target
 from untrained import facts_of, untrained
 
@@ -104,12 +105,8 @@ def test_the_hash_tells_other_weights_facts_and_draft_vocabularies(target: Targe
 
 def test_an_interrupted_folder_holds_no_modules(target: Target, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The facts of before must not stand beside the weights of after."""
-
-    def full(*_: Any) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("benchctl.decoding.modules.folders.save_file", full)
-    with pytest.raises(OSError, match="no space left"):
+    monkeypatch.setattr("benchctl.decoding.modules.folders.save_file", full_disk)
+    with pytest.raises(OSError, match="No space left"):
         save_modules(Path(folder), untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
     with pytest.raises(UserError, match="holds no modules.json with its modules.safetensors"):
         check_modules("medusa", folder)

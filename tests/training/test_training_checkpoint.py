@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from disks import full_disk, largest_file
 from tiny_training import assert_same, loaded, names, tiny_settings, tiny_trainer
-from torch import nn
 
 from benchctl.errors import UserError
 from benchctl.training import checkpoint
-from benchctl.training.checkpoint import Checkpoint, Position, load_checkpoint, load_weights, save_checkpoint
+from benchctl.training.checkpoint import Checkpoint, Position, load_checkpoint, save_checkpoint
 
 
 def state(step: int, values: int = 2) -> Checkpoint:
@@ -31,10 +27,6 @@ def state(step: int, values: int = 2) -> Checkpoint:
     moments = {"0": {"moments": torch.ones(values)}}
     random = {"cpu": torch.get_rng_state()}
     return Checkpoint(Position(step), {"w": torch.full((values,), float(step))}, moments, random, {"seed": "0"})
-
-
-def full_disk(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(
@@ -64,17 +56,6 @@ def failing(name: str) -> tuple[Any, str, object]:
     if name == "shutil.rmtree":
         return shutil, "rmtree", lambda path, ignore_errors=False: None if ignore_errors else full_disk()
     return owners[owner], attribute, full_disk
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """The operating system refuses to let any file grow beyond `size` bytes, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(("weights", "moments"), [(100_000, 2), (2, 100_000)], ids=["weights", "optimizer"])
@@ -155,11 +136,6 @@ def test_only_trained_parameters_are_saved(tmp_path: Path) -> None:
     tiny_trainer(tmp_path, tiny_settings(steps=2)).train()
     expected = ["embed.weight", "lm_head.weight", "middle.bias", "middle.weight"]
     assert sorted(loaded(tmp_path).weights) == expected
-
-
-def test_weights_of_another_shape_are_refused() -> None:
-    with pytest.raises(UserError, match="another shape"):
-        load_weights(nn.Linear(2, 2), {"weight": torch.ones(3, 2), "bias": torch.ones(2)})
 
 
 WORKER = Path(__file__).parents[1] / "helpers" / "tiny_training.py"

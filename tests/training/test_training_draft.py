@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, with_target
 from refusals import error_of
-from tiny import VARIANTS, tiny_folder, tiny_model
+from tiny import VARIANTS, tiny_model
 from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.loop import DecodeRequest, decode
@@ -98,8 +98,7 @@ def ids(tokens: Sequence[int]) -> Tokens:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a target of random weights, and a draft model distilled from it."""
     folder = tmp_path_factory.mktemp("draft")
-    write_data(folder / "data")
-    tiny_folder(folder / "target")
+    with_target(folder)
     done(*words(folder), "--out", folder / "draft", "--steps", 3)
     return folder
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, with_target
 from safetensors.torch import load_file
-from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.trainable import Trainable
@@ -24,8 +23,7 @@ EXITS = (1, 2)
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a target of random weights, and trained exits for it."""
     folder = tmp_path_factory.mktemp("exits")
-    write_data(folder / "data")
-    tiny_folder(folder / "target")
+    with_target(folder)
     told = _train(folder, "early_exit[head=trained,exits=1+2]", "exits")
     assert f"--method 'early_exit[modules={folder / 'exits'},head=trained,exits=1+2]'" in told
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import platform
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from disks import full_disk
 from fixtures_training import COMMON, SHAPE, done, refused, train_tiny_target, write_data
 from transformers import AutoModelForCausalLM
 
@@ -100,10 +100,6 @@ def test_epochs_are_turned_into_steps_over_all_stages() -> None:
     data = Data(rows, {}, torch.zeros(1))
     assert steps_of(3, (Stage(0.5, 4, 2), Stage(1.0, 4, 1)), data, batch_tokens=4) == 12
     assert steps_of(0.001, (Stage(1.0, 4, 1),), Data(rows[:1], {}, torch.zeros(1)), batch_tokens=4) == 1
-
-
-def full_disk(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_model_goes_into_the_pack_and_replaces_its_earlier_self(target: Path, tmp_path: Path) -> None:

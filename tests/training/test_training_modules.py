@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from fixtures_training import BATCHES, COMMON, done, refused, with_target
 from safetensors.torch import load_file
-from tiny import tiny_folder, tiny_model
+from tiny import tiny_model
 from torch import Tensor
 
 from benchctl.conformance.method_under_test import untrained
@@ -164,9 +164,7 @@ def test_a_target_in_bfloat16_teaches_modules_in_float32(label: str, narrow: boo
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a target of random weights, and heads trained for it on its own text."""
     folder = tmp_path_factory.mktemp("modules")
-    write_data(folder / "data")
-    tiny_folder(folder / "target")
-    words = ("--model", folder / "target", "--data", folder / "data", "--out", folder / "heads")
+    words = (*with_target(folder), "--out", folder / "heads")
     told = done("train", "medusa[heads=2]", *words, "--self-distil", 6, "--answer-tokens", 6, *BATCHES, *COMMON)
     assert f"--method 'medusa[modules={folder / 'heads'},heads=2]'" in told
     return folder

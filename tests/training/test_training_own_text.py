@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from disks import full_disk
 from tiny import tiny_folder, tiny_model
 
 from benchctl.errors import UserError
@@ -31,8 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> FrozenTarget:
 
 
 def own(target: FrozenTarget, folder: Path, settings: Answering = GREEDY) -> OwnText:
-    ticks = count()
-    return OwnText(target, ChatFormat.load(target.files.path), settings, folder, lambda: float(next(ticks)))
+    return OwnText(target, ChatFormat.load(target.files.path), settings, folder, map(float, count()).__next__)
 
 
 def answers(text: OwnText, prompts: Sequence[Prompt] = PROMPTS) -> list[list[int]]:
@@ -96,9 +95,6 @@ def test_sampled_answers_after_a_kill_are_those_of_a_run_without_a_kill(target: 
 
 
 def test_a_full_disk_keeps_the_answers(target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(Path, "open", full_disk)
     with pytest.raises(UserError, match="No space left on device.*the answers that are there are kept"):
         answers(own(target, tmp_path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fixtures_training import BATCHES, COMMON, done, refused, write_data
+from disks import largest_file
+from fixtures_training import BATCHES, COMMON, done, refused, with_target
 from refusals import error_of
 from safetensors.torch import load_file
 from tiny import tiny_folder
@@ -168,12 +168,8 @@ def test_states_that_float16_cannot_hold_are_refused(
 
 def test_a_full_disk_loses_nothing(target: FrozenTarget, tmp_path: Path) -> None:
     with stored(target, tmp_path) as (store, maker):
-        room, (soft, hard) = 12 * store.token_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
-        try:
+        with largest_file(12 * store.token_bytes):
             assert error_of(lambda: maker(batch())) == "cannot_write"
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert len(store) == 2 and (store.folder / "states").stat().st_size == store.bytes_held
         maker(batch())
         assert len(store) == 3
@@ -223,9 +219,7 @@ def test_the_most_frequent_tokens_are_drafted(target: FrozenTarget) -> None:
 
 
 def test_a_draft_model_learns_from_the_store_and_keeps_its_draft_vocabulary(tmp_path: Path) -> None:
-    write_data(tmp_path / "data")
-    tiny_folder(tmp_path / "target")
-    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--cache", tmp_path / "cache")
+    words = (*with_target(tmp_path), "--cache", tmp_path / "cache")
     own = ("--self-distil", 6, "--answer-tokens", 6, "--draft-vocabulary", 60, "--steps", 2)
     done("train", "draft", *words, "--out", tmp_path / "draft", *own, *BATCHES, *COMMON)
     ids = read_draft_vocabulary(tmp_path / "draft")
@@ -243,9 +237,7 @@ def test_a_draft_model_learns_from_the_store_and_keeps_its_draft_vocabulary(tmp_
 
 
 def test_modules_saved_in_float16_are_those_that_were_measured(tmp_path: Path) -> None:
-    write_data(tmp_path / "data")
-    tiny_folder(tmp_path / "target")
-    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--steps", 3, *BATCHES, *COMMON)
+    words = (*with_target(tmp_path), "--steps", 3, *BATCHES, *COMMON)
     sizes = {}
     for kind in ("float16", "float32"):
         done("train", "medusa[head=shared]", *words, "--out", tmp_path / kind, "--save-as", kind)
@@ -262,9 +254,7 @@ def test_modules_saved_in_float16_are_those_that_were_measured(tmp_path: Path) -
 
 def test_modules_are_trained_from_a_store_over_a_draft_vocabulary(tmp_path: Path) -> None:
     """Three methods share it: the others find all that the first one wrote. EAGLE's own head has a row for each id."""
-    write_data(tmp_path / "data")
-    tiny_folder(tmp_path / "target")
-    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--cache", tmp_path / "cache")
+    words = (*with_target(tmp_path), "--cache", tmp_path / "cache")
     sizes: list[int] = []
     for label in ("m2r2[gates=1]", "early_exit[mode=draft,head=trained,exits=1]", "eagle"):
         out = tmp_path / label[:4]
@@ -314,9 +304,7 @@ def test_parts_that_answer_compare_drawn_tokens_of_a_large_vocabulary(
     """The card says how many; --draft-vocabulary 0 compares all."""
     monkeypatch.setattr(training_text, "LARGE_VOCABULARY", 64)
     monkeypatch.setattr(training_text, "DRAFT_TOKENS", 48)
-    write_data(tmp_path / "data")
-    tiny_folder(tmp_path / "target")
-    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--steps", 2, *BATCHES, *COMMON)
+    words = (*with_target(tmp_path), "--steps", 2, *BATCHES, *COMMON)
     classifier = "early_exit[head=target,confidence=classifier]"  # learns where exits agree, from all tokens
     for label, more, drawn in (
         ("skip_decode", (), 48),
@@ -335,9 +323,7 @@ def test_parts_that_answer_compare_drawn_tokens_of_a_large_vocabulary(
 
 
 def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids(tmp_path: Path) -> None:
-    write_data(tmp_path / "data")
-    tiny_folder(tmp_path / "target")
-    words = ("--model", tmp_path / "target", "--data", tmp_path / "data", "--steps", 2, *BATCHES, *COMMON)
+    words = (*with_target(tmp_path), "--steps", 2, *BATCHES, *COMMON)
     done("train", "early_exit[mode=draft,head=trained]", *words, "--out", tmp_path / "one", "--draft-vocabulary", 60)
     second = f"early_exit[head=trained,confidence=classifier,modules={tmp_path / 'one'}]"
     done("train", second, *words, "--out", tmp_path / "two")

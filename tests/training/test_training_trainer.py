@@ -39,8 +39,7 @@ class Killed(Exception):
 
 def ticking_clock() -> Callable[[], float]:
     """A clock that moves one second with every look; the loop looks twice a step."""
-    ticks = count()
-    return lambda: float(next(ticks))
+    return map(float, count()).__next__
 
 
 def killed_at(step: int) -> Callable[[Progress], None]:

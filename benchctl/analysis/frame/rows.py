@@ -17,7 +17,7 @@ LONGEST_PHRASE = 90  # tokens, as in the authors' code
 POSITIONS = 15  # deeper positions are not counted; the histogram's last bar holds this many accepted tokens or more
 POSITION = "position_"  # prefix of the columns of `step_counts`
 BANDWIDTH = "memory_bandwidth_mb_s"  # a fact of the machine
-_BASELINE = "autoregressive"  # the header's bytes per step are those of this method
+AUTOREGRESSIVE = "autoregressive"  # the header's bytes per step are those of this method
 
 
 def loops(token_ids: Sequence[int], *, ended: bool) -> bool:
@@ -83,7 +83,7 @@ def least_read_s(row: Row, run: Run) -> float | None:
     bandwidth_mb_s = run.machine.get(BANDWIDTH)
     if not isinstance(bandwidth_mb_s, int | float) or bandwidth_mb_s <= 0 or not run.step_bytes:
         return None
-    if row.label.partition("[")[0] != _BASELINE or row.batch or row.error is not None or row.totals is not None:
+    if row.label.partition("[")[0] != AUTOREGRESSIVE or row.batch or row.error is not None or row.totals is not None:
         return None
     steps = len(row.step_s)
     text_tokens = steps * row.prompt_tokens + steps * (steps + 1) // 2

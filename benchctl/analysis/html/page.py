@@ -1,6 +1,7 @@
 """The content of a report for each group: recommendation, tables, pictures, warnings and how it was made."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -159,7 +160,7 @@ def _manifest(file: RunFile) -> Manifest:
     draft = (("draft", _model(run.draft)),) if run.draft else ()
     facts = (
         ("made", run.created),
-        ("command", " ".join(run.command)),
+        ("command", shlex.join(run.command)),
         ("target", f"{_model(run.target)}{f', kept in {run.weights}' if run.weights else ''}"),
         *draft,
         *((name.replace("_", " "), str(getattr(run, name))) for name in _SETTINGS),

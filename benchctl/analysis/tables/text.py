@@ -268,7 +268,8 @@ def _brief_heading(groups: Sequence[Group], group: Group, width: int) -> Iterato
     path = group.files[0].path
     files = f"{path.name} and {len(group.files) - 1} more" if len(group.files) > 1 else str(path)
     prompts = f": {prompts_of(group)}"
-    files = files if len(number) + len(files) + len(prompts) <= width else path.name
+    if len(number) + len(files) + len(prompts) > width:
+        files = path.name if len(group.files) == 1 else f"{len(group.files)} files"
     yield f"{number}{files}{prompts}"
     yield from wrap(_settings(group.run), width)
     yield from differing_settings(group)
@@ -277,7 +278,7 @@ def _brief_heading(groups: Sequence[Group], group: Group, width: int) -> Iterato
 def prompts_of(group: Group) -> str:
     """Example: `5 suites (4 embedded), 80 prompts, 1 session`."""
     suites = [group.title(suite) for suite in (group.suites[:-1] or group.suites)]
-    samples = sum(suite.is_sample for suite in group.run.suites)
+    samples = sum("(embedded)" in suite for suite in suites)
     embedded = f" ({'' if samples == len(suites) else f'{samples} '}embedded)" if samples else ""
     named = suites[0] if len(suites) == 1 else f"{len(suites)} suites{embedded}"
     prompts, sessions = max(method.prompts for method in group.pooled.methods), group.sessions

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from benchctl.decoding.experts.fast_tier import FastTier, Key, PolicyName, policy_of
@@ -47,26 +41,6 @@ class MemoryTier:
         """The weights of an expert on the host; valid until the next call. Only the loader's thread calls this."""
         gate_up, down = self._experts[key.layer]
         return ExpertWeights(key.expert, gate_up[key.expert], down[key.expert])
-
-
-class FileTier:
-    """The same in a memory-mapped file, deleted with this object; as slow as the disk only beyond free memory."""
-
-    def __init__(self, experts: Mapping[int, Experts]) -> None:
-        folder = tempfile.mkdtemp(prefix="benchctl-experts-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        path = Path(folder) / "experts.safetensors"
-        named = {f"{layer}.{name}": getattr(experts[layer], name) for layer in experts for name in ("gate_up", "down")}
-        save_file({name: weights.detach().cpu().contiguous() for name, weights in named.items()}, path)
-        self._file: Any = safe_open(path, framework="pt")
-
-    def read(self, key: Key) -> ExpertWeights:
-        one = slice(key.expert, key.expert + 1)
-        gate_up, down = (self._file.get_slice(f"{key.layer}.{name}")[one][0] for name in ("gate_up", "down"))
-        return ExpertWeights(key.expert, gate_up, down)
-
-
-Slow = MemoryTier | FileTier
 
 
 class Slots:
@@ -117,7 +91,7 @@ class Loader:
     """
 
     def __init__(
-        self, tier: FastTier, slow: Slow, slots: Slots, bytes_per_s: float | None, timer: Timer | None
+        self, tier: FastTier, slow: MemoryTier, slots: Slots, bytes_per_s: float | None, timer: Timer | None
     ) -> None:
         if bytes_per_s is not None and timer is None:
             raise ValueError("a limited bandwidth needs a timer")
@@ -230,7 +204,6 @@ class Loader:
             return None if self._copied else self._transfer
 
 
-Tier = Literal["memory", "file"]
 Predictor = Callable[[int, Tensor], Mapping[int, Sequence[int]]]
 """(layer, slow state [1, width]) -> by coming layer, nearest first, the experts to fetch ahead, the likeliest first.
 
@@ -246,7 +219,6 @@ class OffloadSettings:
     policy: PolicyName = "lru"
     capacity: int = 0
     bandwidth_mb_s: float = 0.0
-    tier: Tier = "memory"
     blocking: bool = False
 
     def __post_init__(self) -> None:
@@ -300,7 +272,7 @@ class Offload:
         mixtures = mixtures_of(target)
         self.top_k = max(mixture.top_k for mixture in mixtures.values())
         self.capacity = capacity_of(mixtures, settings.capacity)
-        self._slow: Slow = MemoryTier(mixtures) if settings.tier == "memory" else FileTier(mixtures)
+        self._slow = MemoryTier(mixtures)
         self._slots = Slots(next(iter(mixtures.values())), self.capacity)
         self._tier: FastTier | None = None
         self._loader: Loader | None = None

@@ -224,7 +224,7 @@ class Stream:
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these open rows (ascending, each the parent of the next) and forget the others."""
         kept = len(rows)
-        if self._is_chain and rows == range(self.rows):  # those that ran all layers leave, the others wait
+        if self._is_chain and kept == self.rows:  # those that ran all layers leave, the others wait
             finished = self.cache.lengths[-1] - self.base
             if finished == self.rows:
                 self._forget_all(finished)

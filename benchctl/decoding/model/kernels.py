@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 # Copies in two layouts double the memory of the weights; above this the speed is not worth it.
 _MAX_COPIED_BYTES = 1 << 31
@@ -123,6 +123,26 @@ class Linear:
         if self._large:
             return rows == 1 and torch.get_num_threads() == 1
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
+
+
+class Product(nn.Module):
+    """A trained product for decoding, of rows [rows, in]."""
+
+    def __init__(self, trained: nn.Linear, form: Form) -> None:
+        super().__init__()
+        self._linear = Linear(trained.weight, trained.bias, form)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._linear(x)
+
+
+def in_form(module: nn.Module, form: Form) -> None:
+    """Let all products of a trained ``module`` hold their weights in this form, for decoding."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(module, name, Product(child, form))
+        else:
+            in_form(child, form)
 
 
 def unpacked(half: torch.ScriptObject | None) -> Tensor:

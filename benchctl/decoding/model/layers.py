@@ -280,14 +280,14 @@ def run_parts(
 class Filler:
     """Keys and values of a row that left early for ``layers``, the model's from ``first`` on, without running them.
 
-    Norms, rotations and sums of all layers are one operation each: starting small ones would take most of the time.
+    ``products`` give these of each layer. Norms, rotations and sums of all layers are one operation each: starting
+    small ones would take most of the time.
     """
 
-    def __init__(self, layers: Sequence[Layer], first: int) -> None:
-        self._first = first
+    def __init__(self, layers: Sequence[Layer], products: Sequence[Linear], first: int) -> None:
+        self._first, self._products = first, products
         self._norm = Norm.stacked([layer.attention_norm for layer in layers])
         attentions = [layer.attention for layer in layers]
-        self._products = [attention.qkv.tail(attention.heads * attention.head_dim) for attention in attentions]
         norms = [attention.key_norm for attention in attentions if attention.key_norm is not None]
         key_norm = Norm.stacked(norms) if norms else None
         if key_norm is not None and attentions[0].norm_per_head:

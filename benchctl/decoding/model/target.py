@@ -295,6 +295,7 @@ class Target:
         """A view of this target whose layers are ``blocks``; all else is shared, and this one stays as it is."""
         view = copy.copy(self)
         view.blocks, view._fillers = list(blocks), {}
+        view.__dict__.pop("_kv_products", None)
         return view
 
     @cached_property
@@ -357,8 +358,14 @@ class Target:
     def fill(self, states: Tensor, cache: Cache, first: int, layout: Layout) -> None:
         """Keys and values of one row in layers ``first`` .., each from its own of ``states`` [layers, width]."""
         if first not in self._fillers:
-            self._fillers[first] = Filler(self.blocks[first:], first)
+            self._fillers[first] = Filler(self.blocks[first:], self._kv_products[first:], first)
         self._fillers[first].fill(states, cache, layout)
+
+    @cached_property
+    def _kv_products(self) -> list[Linear]:
+        """Of each layer, for keys and values only: made once for all exits, by the first row that leaves early."""
+        attentions = (block.attention for block in self.blocks)
+        return [attention.qkv.tail(attention.heads * attention.head_dim) for attention in attentions]
 
     def head(self, rows: Tensor) -> Tensor:
         """Target logits [rows, vocabulary] of residual ``rows`` [rows, width]."""
@@ -370,6 +377,12 @@ class Target:
             # The embedding has the same weights, and is not packed: to unpack the head takes longer than a pass.
             return Linear(self.embedding[ids.to(self.device)].to(self.dtype), None, self.form)
         return self.lm_head.rows(ids)
+
+    def head_table(self) -> Tensor:
+        """[vocabulary, width] weights of the LM head to take rows of; a copy only of packed ones that are not tied."""
+        if self._tied:
+            return self.embedding
+        return self.lm_head.weight.half() if self.form == "float16" else self.lm_head.weight
 
     @torch.inference_mode()
     def next_logits(self, prompt_ids: Sequence[int], answer: Sequence[int] = (), *, one_by_one: bool = False) -> Tensor:

@@ -53,8 +53,11 @@ class ExitHead:
         self._own_norm = self._norm if trained.gain is None else self._norm.scaled(trained.gain)
 
     def __call__(self, states: Tensor) -> Tensor:
-        changed = states + self._change.of(self._norm(states))
-        return self._lm_head(self._own_norm(changed))
+        return self._lm_head(self.read(states))
+
+    def read(self, states: Tensor) -> Tensor:
+        """[rows, width] what the LM head reads."""
+        return self._own_norm(states + self._change.of(self._norm(states)))
 
 
 class Exits(nn.Module):
@@ -193,9 +196,18 @@ class ExitHeads(UsesDraftVocabulary, ABC):
 
     def exit_head(self, target: Target, layer: int, state: Tensor) -> Tensor:
         """Logits [rows, k] over the draft vocabulary for states [rows, width] after ``layer`` layers."""
-        if self._heads:
-            return self._heads[layer](state)
-        return target.head(state) if self._lm_head is None else self._lm_head(target.final_norm(state))
+        return self.exits_head(target, {layer: state})[0]
+
+    def exits_head(self, target: Target, states: Mapping[int, Tensor]) -> Tensor:
+        """Logits [exits, rows, k] likewise, for states of equally many rows: exits share the LM head, so one product
+        gives all."""
+        read = [
+            self._heads[layer].read(state) if self._heads else target.final_norm(state)
+            for layer, state in states.items()
+        ]
+        lm_head = target.lm_head if self._lm_head is None else self._lm_head
+        logits = lm_head(torch.cat(read) if len(read) > 1 else read[0])
+        return logits.view(len(read), -1, logits.shape[-1])
 
     def yardsticks(self, module: Exits, batch: TrainingBatch) -> Mapping[str, Tally]:
         return exits_yardsticks(module, batch)
