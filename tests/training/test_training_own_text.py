@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -101,12 +102,15 @@ def test_a_full_disk_keeps_the_answers(target: FrozenTarget, tmp_path: Path, mon
 
 
 def test_other_settings_and_other_weights_have_files_of_their_own(target: FrozenTarget, tmp_path: Path) -> None:
+    tokenizer = copy(target.files.tokenizer)
+    tokenizer.stop_ids = frozenset({7})  # as another generation_config.json says
     others = [
         own(target, tmp_path, replace(GREEDY, temperature=0.5)),
         own(target, tmp_path, replace(GREEDY, new_tokens=9)),
         own(replace(target, weights_sha256="0" * 64), tmp_path),
+        own(replace(target, files=replace(target.files, tokenizer=tokenizer)), tmp_path),
     ]
-    assert len({text.path for text in [own(target, tmp_path), *others]}) == 4
+    assert len({text.path for text in [own(target, tmp_path), *others]}) == 5
     assert own(target, tmp_path, replace(GREEDY, rows=1)).path == own(target, tmp_path).path
 
 

@@ -240,8 +240,9 @@ class OwnText:
     def path(self) -> Path:
         """Named for all that decides an answer, except its prompt."""
         how = {name: value for name, value in asdict(self.settings).items() if name != "rows"}
-        identity = {"weights": self.target.weights_sha256, "tokenizer": self.target.files.tokenizer.sha256}
-        decisive = json.dumps({**identity, "dtype": str(self.target.model.dtype), **how}, sort_keys=True)
+        tokenizer, dtype = self.target.files.tokenizer, str(self.target.model.dtype)
+        identity = {"weights": self.target.weights_sha256, "tokenizer": tokenizer.sha256, "dtype": dtype}
+        decisive = json.dumps({**identity, "stops": sorted(tokenizer.stop_ids), **how}, sort_keys=True)
         return self.folder / f"own-{hashlib.sha256(decisive.encode()).hexdigest()[:16]}.jsonl"
 
     def documents(self, prompts: Sequence[Prompt], report: Callable[[Answered], None]) -> list[Document]:
