@@ -221,7 +221,7 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "The runs differ in {field}, which may be why their figures differ. Measure all with one version.",
     ),
     "answers_repeat": (
-        "{share:.0%} of answers repeat themselves; {label}: {sound:.2f}x without",
+        "{share:.0%} of answers end in a loop; {label} without them: {sound:.2f}x",
         "{share:.0%} of the baseline's answers repeat a phrase to their end, and such text is easy to draft. Without "
         "these answers {label} has {sound:.2f}x instead of {speedup:.2f}x. Quote both, or choose prompts, a model or a "
         "--max-new-tokens with fewer of them.",
