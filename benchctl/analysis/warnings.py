@@ -349,7 +349,7 @@ def _of_repetition(group: Group) -> Iterator[Warning]:
     repeating = [each for each in found if each[0] > _REPETITION * each[1]]
     if repeating:
         speedup, sound, method = max(repeating, key=lambda each: each[0])
-        share = method.estimate(DEGENERATION).value or 0.0
+        share = next(each for each in group.pooled.methods if each.is_baseline).estimate(DEGENERATION).value or 0.0
         yield _warn("answers_repeat", label=method.label, share=share, speedup=speedup, sound=sound)
 
 
@@ -373,10 +373,13 @@ def _of_generations(group: Group) -> Iterator[Warning]:
             yield _warn("generations_failed", label=str(label), **values)
     # A pass that checks the answer failed, for example for lack of memory; the times still count.
     for label, rows in last_tries(group.frame, group.repeats).groupby("label", sort=False):
-        for id, name in (("verdict_unknown", "failed_controls"), ("fidelity_unknown", "failed_fidelity")):
-            failed = rows[FIDELITY + name].astype(float) > 0 if FIDELITY + name in rows else rows["error"].isin(())
-            # Version 0.1 counted both kinds as controls.
-            if answers := int((failed & (rows["verdict"].isna() | (id == "fidelity_unknown"))).sum()):
+        unverified = rows[rows["verdict"].isna()]  # version 0.1 counted both kinds of failure as controls
+        for id, name, of in (
+            ("verdict_unknown", "failed_controls", unverified),
+            ("fidelity_unknown", "failed_fidelity", rows),
+        ):
+            answers = int((of[FIDELITY + name].astype(float) > 0).sum()) if FIDELITY + name in of else 0
+            if answers:
                 yield _warn(id, label=str(label), answers=answers, generations=len(rows))
     for method in group.methods:
         if method.engine is not None and method.engine.prefix_cache == "unproved":
@@ -452,8 +455,8 @@ def _of_scores(group: Group) -> Iterator[Warning]:
             sum(getattr(each, name) for _, each in figures) for name in ("unreadable", "asked", "incomplete")
         )
         asked_prompts = {method.label: each.asked_prompts for method, each in figures}
-        asked_prompts |= {each.label: 0 for each in methods if not (each.is_baseline or each.label in asked_prompts)}
-        missing = [each.label for each in methods if asked_prompts.get(each.label, each.prompts) < each.prompts]
+        judgeable = (each for each in methods if not each.is_baseline or each.label in asked_prompts)
+        missing = [each.label for each in judgeable if asked_prompts.get(each.label, 0) < each.prompts]
         if unreadable > _UNREADABLE * asked or missing:
             counts = {"unreadable": unreadable, "asked": asked, "pairs": pairs}
             yield _warn("judge_incomplete", judge=judge.name, **counts, missing=", ".join(missing) or "no method")

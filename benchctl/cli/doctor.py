@@ -187,8 +187,11 @@ def _noted(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
         try:
             note_examined(name, passed)
         except OSError as error:
-            told = "`benchctl run` will not know that it was examined"
-            click.echo(f"Note: {cache_folder()} cannot be written ({error.strerror}), so {told}.", err=True)
+            click.echo(
+                f"Note: {cache_folder()} cannot be written ({error.strerror}), so `benchctl run` will not know that "
+                f"{name} was examined.",
+                err=True,
+            )
 
 
 def _examine_machine(options: _Options) -> None:

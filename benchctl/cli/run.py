@@ -200,13 +200,13 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> bool:
 
 def _is_done(file: Path) -> bool:
     """Whether every generation was tried, and one did not fail."""
-    from benchctl.records.progress import finished_prompts
+    from benchctl.records.progress import tried_prompts
     from benchctl.records.writer import read
 
-    of = read(file)
-    tried = ((row.suite, row.prompt_id, row.turn, row.repeat) for row in of.rows)
-    finished, prompts = finished_prompts(of.run, tried, len(of.run.modes))
-    return finished == prompts and any(row.error is None for row in of.rows)
+    found = read(file)
+    rows = [row for row in found.rows if row.repeat >= 0]
+    tried, prompts = tried_prompts(found.run, rows)
+    return tried == prompts and any(row.error is None for row in rows)
 
 
 def session() -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from benchctl.records.schema import Run
+from benchctl.records.schema import Row, Run
 
 Generation = tuple[str, str, int, int]  # suite, prompt, turn and repeat
 
@@ -21,3 +21,8 @@ def finished_prompts(run: Run, generations: Iterable[Generation], modes: int) ->
             turns[suite, prompt].add(turn)
     finished = sum(count >= len(turns[prompt]) * per_turn for prompt, count in found.items())
     return finished, sum(suite.prompts for suite in run.suites)
+
+
+def tried_prompts(run: Run, rows: Iterable[Row]) -> tuple[int, int]:
+    """The same of the rows of all modes, failed ones included."""
+    return finished_prompts(run, ((row.suite, row.prompt_id, row.turn, row.repeat) for row in rows), len(run.modes))

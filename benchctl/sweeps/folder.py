@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from benchctl.errors import UserError
-from benchctl.records.progress import finished_prompts
+from benchctl.records.progress import tried_prompts
 from benchctl.records.writer import scan
 from benchctl.sweeps.spec import Unit
 
@@ -71,8 +71,7 @@ def status(folder: Path, unit: Unit) -> Status:
     try:
         file = scan(unit.out)
         rows = [row for row in file.rows if row.repeat >= 0]
-        generations = ((row.suite, row.prompt_id, row.turn, row.repeat) for row in rows)
-        done, prompts = finished_prompts(file.run, generations, len(file.run.modes))
+        done, prompts = tried_prompts(file.run, rows)
     except UserError as error:
         return Status(unit, "unreadable", 0, None, str(error))
     if rows and all(row.error for row in rows):

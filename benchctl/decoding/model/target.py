@@ -217,6 +217,7 @@ class Target:
         self.context_tokens = context_tokens(model.config)
         self.blocks: list[Layer] = parts.blocks
         self._fillers: dict[int, Filler] = {}
+        self._kv_products: list[Linear] = []  # of each layer, for keys and values only
         self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
         self.vocabulary: int = parts.lm_head.out_features
         self.encoder = parts.encoder
@@ -294,8 +295,7 @@ class Target:
     def with_blocks(self, blocks: Sequence[Layer]) -> Target:
         """A view of this target whose layers are ``blocks``; all else is shared, and this one stays as it is."""
         view = copy.copy(self)
-        view.blocks, view._fillers = list(blocks), {}
-        view.__dict__.pop("_kv_products", None)
+        view.blocks, view._fillers, view._kv_products = list(blocks), {}, []
         return view
 
     @cached_property
@@ -358,14 +358,11 @@ class Target:
     def fill(self, states: Tensor, cache: Cache, first: int, layout: Layout) -> None:
         """Keys and values of one row in layers ``first`` .., each from its own of ``states`` [layers, width]."""
         if first not in self._fillers:
+            if not self._kv_products:  # made once for all exits
+                attentions = (block.attention for block in self.blocks)
+                self._kv_products = [each.qkv.tail(each.heads * each.head_dim) for each in attentions]
             self._fillers[first] = Filler(self.blocks[first:], self._kv_products[first:], first)
         self._fillers[first].fill(states, cache, layout)
-
-    @cached_property
-    def _kv_products(self) -> list[Linear]:
-        """Of each layer, for keys and values only: made once for all exits, by the first row that leaves early."""
-        attentions = (block.attention for block in self.blocks)
-        return [attention.qkv.tail(attention.heads * attention.head_dim) for attention in attentions]
 
     def head(self, rows: Tensor) -> Tensor:
         """Target logits [rows, vocabulary] of residual ``rows`` [rows, width]."""
