@@ -188,7 +188,8 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
 
     heads, width = size("attention.head_count"), size("embedding_length")
     head_dim = size("attention.key_length", width // heads)
-    scaled = [key for key in reader.fields if key.startswith(f"{family}.rope.scaling.")]
+    prefixes = (f"{family}.rope.scaling.", f"{family}.rope.scale_linear")  # the latter in files of 2023
+    scaled = [key for key in reader.fields if key.startswith(prefixes)]
     if (
         any(_value(reader, key) not in ("none", 1.0) for key in scaled)
         or _tensor(reader, "rope_freqs.weight")
@@ -344,7 +345,9 @@ def _check_tokenizer(file: Path, reader: Any, family: str) -> None:
     )
     if not known:
         raise UserError(
-            "unknown_tokenizer", f"{file}: tokenizer '{kind}' with pre-tokenizer '{split}' cannot be read from GGUF"
+            "unknown_tokenizer",
+            f"{file}: tokenizer '{kind}' with pre-tokenizer '{split}' cannot be read from GGUF; use "
+            "the model's own folder",
         )
     reader.fields[needed]
 

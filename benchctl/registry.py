@@ -76,11 +76,11 @@ class Label:
 
     @property
     def without_places(self) -> Label:
-        """With the names of folders in place of their paths: where things lie on a machine is nobody's business."""
+        """With the names of folders and model files in place of their paths, which are private to a machine."""
         options = []
         for name, value in self.options:
-            is_folder = name == "modules" or (name == "model" and Path(value).is_dir())
-            options.append((name, Path(value).resolve().name if is_folder else value))
+            is_path = name == "modules" or (name == "model" and Path(value).exists())
+            options.append((name, Path(value).resolve().name if is_path else value))
         return Label(self.name, tuple(options))
 
 
@@ -137,23 +137,26 @@ def source_sha256(name: str) -> str:
     return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
 
 
-def note_examined(name: str, passed: bool) -> None:
-    """Keep what `doctor` found about the code of a method, for `doctor_result`."""
+def note_examined(name: str, label: str, passed: bool) -> None:
+    """Keep what `doctor` found about a label of a method whose code is as it is now, for `doctor_result`."""
     path = cache_folder() / _EXAMINED
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_examined() | {source_sha256(name): passed}), encoding="utf-8")
+    path.write_text(json.dumps(_examined() | {f"{source_sha256(name)} {label}": passed}), encoding="utf-8")
 
 
-def doctor_result(name: str) -> Literal["", "passed", "failed", "never"]:
-    """What `doctor` found about the code of a plug-in as it is now; "" for a method that benchctl ships."""
+def doctor_result(name: str, label: str) -> Literal["", "passed", "failed", "never"]:
+    """What `doctor` found about this label of a plug-in whose code is as it is now, or else about its other labels: one
+    that failed counts. "" for a method that benchctl ships."""
     if name in SHIPPED:
         return ""
-    passed = _examined().get(source_sha256(name))
-    return "never" if passed is None else "passed" if passed else "failed"
+    code = source_sha256(name)
+    found = {key: passed for key, passed in _examined().items() if key.startswith(code)}
+    known = [found[own]] if (own := f"{code} {label}") in found else list(found.values())
+    return "never" if not known else "passed" if all(known) else "failed"
 
 
 def _examined() -> dict[str, bool]:
-    """Whether `doctor` passed a method, by the hash of its code."""
+    """Whether `doctor` passed a label, by the hash of the code and the label."""
     try:
         found = json.loads((cache_folder() / _EXAMINED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -237,30 +240,43 @@ def split_labels(texts: Sequence[str]) -> tuple[str, ...]:
 def expand_sweep(text: str) -> tuple[str, ...]:
     """Every label of a search: values joined by | and steps from one number to another are alternatives, all combined.
 
-    `m2r2[exit=2|4,width=1|3]` gives four labels, `early_exit[threshold=0.5:0.9:0.2]` three: 0.5, 0.7 and 0.9. Raises
-    UserError for what is no label, for steps that lead nowhere, and where no option gives anything to choose from.
+    `m2r2[exit=2|4,width=1|3]` gives four labels, `early_exit[threshold=0.5:0.9:0.2]` three: 0.5, 0.7 and 0.9, and
+    `combine[then=two_model[draft_tokens=2|4]]` two. Raises UserError for what is no label, for steps that lead nowhere,
+    and where no option gives anything to choose from.
     """
-    label = parse_label(text)
-    names = [name for name, _ in label.options]
-    choices = [[value for part in values.split("|") for value in _steps(text, part)] for _, values in label.options]
-    if not any(len(values) > 1 for values in choices) or not all(all(values) for values in choices):
+    labels = _alternatives(text)
+    if len(labels) < 2:
         raise UserError(
             "bad_sweep",
             f"'{text}' is no sweep. Join the values to try by |, as in two_model[draft_tokens=2|3|4], or give first, "
             "last and step, as in early_exit[threshold=0.5:0.9:0.1].",
         )
-    combined = product(*(dict.fromkeys(values) for values in choices))
+    return labels
+
+
+def _alternatives(text: str) -> tuple[str, ...]:
+    """Every label that a search means; none where a value is empty."""
+    label = parse_label(text)
+    names = [name for name, _ in label.options]
+    choices = [
+        dict.fromkeys(value for part in split_options(values, "|") for value in _values(text, part.strip()))
+        for _, values in label.options
+    ]
+    combined = product(*choices) if all(map(all, choices)) else ()
     return tuple(Label(label.name, tuple(zip(names, values, strict=True))).text for values in combined)
 
 
-def _steps(text: str, part: str) -> list[str]:
-    """`0.5:0.9:0.2` as 0.5, 0.7, 0.9, counted in decimals so that no 0.30000000000000004 comes up; else the value."""
-    if _STEPS.fullmatch(part.strip()) is None:
-        return [part.strip()]
-    first, last, step = map(Decimal, part.strip().split(":"))
+def _values(text: str, part: str) -> Sequence[str]:
+    """`0.5:0.9:0.2` as 0.5, 0.7, 0.9, counted in decimals so that no 0.30000000000000004 comes up; the alternatives of
+    a part with options of its own; else the value."""
+    if "[" in part and _LABEL.fullmatch(part):
+        return _alternatives(part) or [""]
+    if _STEPS.fullmatch(part) is None:
+        return [part]
+    first, last, step = map(Decimal, part.split(":"))
     if step <= 0 or last < first or (last - first) / step >= _MOST_STEPS:
         raise UserError(
-            "bad_sweep", f"'{text}': {part.strip()} is first:last:step; it must go up, in at most {_MOST_STEPS} steps."
+            "bad_sweep", f"'{text}': {part} is first:last:step; it must go up, in at most {_MOST_STEPS} steps."
         )
     return [str(first + number * step) for number in range(int((last - first) / step) + 1)]
 

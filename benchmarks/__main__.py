@@ -1,4 +1,4 @@
-"""Compares our loop with transformers' generate on the embedded models: `python -m benchmarks`, or `make bench`."""
+"""Compares our loop with transformers' generate on the embedded models: `python -m benchmarks`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Likelihood(GradingJudge):
 
     model: str = ""
     device: str = "cpu"
-    unsaid: ClassVar[frozenset[str]] = frozenset({"device"})
+    unsaid: ClassVar[frozenset[str]] = frozenset({"model", "device"})  # the model must be the run's own target
     protocol: Literal["likelihood"] = field(default="likelihood", init=False)
     _targets: dict[tuple[str, str], Target] = field(default_factory=dict, init=False, repr=False, compare=False)
 

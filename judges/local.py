@@ -86,7 +86,7 @@ class Local(AskedJudge):
     @property
     def model_id(self) -> str:
         """The name of the model and the first digits of its hash: a folder may come to hold another one."""
-        name = Path(self.model).resolve().name if Path(self.model).is_dir() else self.model
+        name = Path(self.model).resolve().name if Path(self.model).exists() else self.model
         return f"{name}@{(self._sha256 or self._loaded.weights_sha256)[:_DIGITS]}"
 
     @property

@@ -97,8 +97,9 @@ class DraftTree(DraftModelMethod):
         """Draft logits [rows, k]; the draft model keeps the rows until the verdict."""
         if frontier.depth == 0:
             return self.feed(context, unread)
-        for token, parent in zip(frontier.tokens, frontier.parents, strict=True):
-            self._places[parent, token] = len(self._places) + 1
+        keys = zip(frontier.parents, frontier.tokens, strict=True)
+        for place, key in enumerate(keys, self._stream.rows + 1):
+            self._places.setdefault(key, place)  # of equal siblings the first
         own = [self._tokens.read(token)[0] for token in frontier.tokens]
         return self.score(context, own, [parent - 1 for parent in frontier.parents])  # the root is read already
 

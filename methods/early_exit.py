@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import KvFill, View, copy_h, deferred_exact
-from benchctl.decoding.method import Context, PlainDrafter, check_options
+from benchctl.decoding.method import Context, PlainDrafter, check_options, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import (
     ExitModule,
@@ -71,6 +71,8 @@ class EarlyExit(ExitPolicy, Trainable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.drafts:
+            refuse_options(self, "with mode=draft", "kv_policy")
         check_options(self, 0, "min_exit")
         if self.exits and read_exits(self.exits)[-1] < self.min_exit:
             raise ValueError(f"every exit of {self.exits} lies below min_exit {self.min_exit}; none would be left")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, check_options, one_token
 from benchctl.decoding.model.layers import Experts, Layer
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.folders import load_modules
+from benchctl.decoding.modules.folders import load_modules, read_facts
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch, tally
+from benchctl.errors import UserError
 
 from .m2r2.base import TwoStreamMethod
 from .m2r2.gates import Interval
@@ -61,6 +63,14 @@ class M2R2Prefetch(TwoStreamMethod, OffloadsExperts):
     def default_gates(self, layers: int) -> tuple[int, ...]:
         """One interval up to half of the depth: at rate 2 the state there stands for the last layer's."""
         return (layers // 2,) if layers > 1 else ()
+
+    def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
+        """Without exits, adapters of other gates have the same shapes."""
+        super().refuse(folder, trained)
+        layers, there = read_facts(folder).target.layers, str(trained.get("gates") or "")
+        if self.intervals(layers) != replace(self, gates=there).intervals(layers):
+            message = f"{folder}: trained with gates={there or 'the default'}, not {self.gates or 'the default'}"
+            raise UserError("trained_with_other_option", f"{message}; give the gates of its training")
 
     def unsupported(self, target: TargetInfo) -> str | None:
         return super().unsupported(target) or self._settings().unsupported(target)

@@ -36,7 +36,7 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
     factor        at most ``factor`` times the length of the match, plus ``offset``, tokens are drafted
     offset        see factor; 0 in the authors' code
     min_prob      no token with a lower p is drafted; 0.1 in the authors' code
-    min_match     shortest match that is used
+    min_match     fewest tokens that the longest match must have
     tree          draft the likeliest continuations as a tree, not one of them
     rank          score (SuffixDecoding) or longest (SAM-Decoding)
     memory        run: also draft from the answers to the prompts before

@@ -75,6 +75,10 @@ class TwoModel(DraftModelMethod):
         """The bandit learns from its own drafts alone, and block verification is for them alone."""
         return self.stop != "bandit" and self.accept == "token"
 
+    @property
+    def drafts_from_text(self) -> bool:  # type: ignore[override]
+        return self.stop != "bandit"
+
     def prepare(self, target: Target) -> None:
         super().prepare(target)
         self._exits = self.own_exits(self.draft_exits)

@@ -22,6 +22,7 @@ from benchctl.training.models import (
     copy_tokenizer,
     llama_config,
     parameter_count,
+    round_as_saved,
     save_config,
     save_model,
     token_settings,
@@ -154,7 +155,7 @@ def _train_model(
         save_config(model, options.out)
         begun.write_tokenizer(options.out)
 
-    run = train(model, objective, data, stages, options, job_context, facts, begin)
+    run = train(model, objective, data, stages, options, job_context, facts, begin, partial(round_as_saved, model))
     if not job_context.world.leads:
         return None
     with writing(options.out / CHECKPOINTS, "the model"):

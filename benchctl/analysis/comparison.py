@@ -466,7 +466,9 @@ def _method_figures(
     own = pairs["free"]
     is_baseline = method.label == run.baseline
     claims = claims_exact(method.exactness, run.temperature)
-    refused = "claim_broken" if claims and broken(counts, run.dtype) else ""
+    # One lossy answer refuses the method on every suite and category.
+    whole = fidelity(group.frame[group.frame["label"] == method.label], group.repeats)
+    refused = "claim_broken" if claims and broken(whole, run.dtype) else ""
     refused = refused or ("remembers" if method.label in group.remembering else "")
     refused = refused or ("impossibly_fast" if group.is_impossibly_fast(method.label) else "")
     return MethodFigures(

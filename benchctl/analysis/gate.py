@@ -86,7 +86,8 @@ class Change:
 
     @property
     def prompts_needed(self) -> int | None:
-        """About how many prompts decide: half the interval must be shorter than the way to the bound it touches.
+        """About how many prompts decide: with them, half of the interval is as long as the distance from the ratio to
+        `least`, or to 1 if the ratio is below `least` (on the logarithm).
 
         None where it is decided, or where sessions alone make the interval that wide.
         """
@@ -181,7 +182,7 @@ def check(group: Group, conditions: Conditions, previous: Group | None = None) -
     unsupported = tuple(
         f"{method.label} was not measured ({method.unsupported}), so it is not checked."
         for method in group.methods
-        if method.unsupported
+        if method.unsupported and method.label not in changes
     )
     measured = [method.label for method in group.methods if not method.unsupported]
     labels = dict.fromkeys((*measured, *changes, *problems))
@@ -263,7 +264,7 @@ def _worse(group: Group, margin: float) -> Iterator[tuple[str, Problem]]:
             estimate = figures.estimate(SCORE_DIFFERENCE)
             interval = estimate.interval
             if figures.turns < turns:
-                text = f"{name} judged {figures.turns} of {turns} turns: judge the rest, with more --tries"
+                text = f"{name} judged {figures.turns} of {turns} turns: judge the rest (more --tries, another judge)"
                 yield method.label, Problem("turns_not_judged", text)
             elif group.judging and figures.judge in group.judging.one_order:
                 text = f"{name} saw its answers in one order, so position bias is in the difference: judge again"

@@ -34,6 +34,7 @@ _LESS_BUSY = 0.85  # times the methods' share of processor time, that the baseli
 _CLOCK_STEP_S = 0.05  # by which the wall clock may be set back without a warning
 _SPARE_CORES = 0.5  # by which load and threads may exceed the cores
 _MOST_OF_ONE_ROW = 1.05  # the time of one row / that of four rows
+_PUBLISHED_PROMPTS = 100
 _REPETITION = 1.05  # the speed-up / that without degenerate answers
 _MOST_WAITED = 0.05  # of the time ready to run, but without a core
 
@@ -181,8 +182,8 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
     ),
     "judge_blind": (
         "{judge} does not distinguish answers: judge with another model",
-        "{judge} prefers no answer to a different one, or none in both orders. So it has not shown that it can "
-        "distinguish answers. Judge with another model.",
+        "{judge} preferred no answer in both orders, although answers differ. So its scores show no difference between "
+        "answers. Judge with another model.",
     ),
     "judge_position_bias": (
         "{judge} prefers the {favoured} answer: do not use single verdicts",
@@ -207,9 +208,9 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "which overestimates it. Measure it again on others.",
     ),
     "few_prompts": (
-        "only {count} {unit}: use {limit} for a first look",
-        "The figures rest on {count} {unit}, too few to represent a suite. Use {limit} or more for a first look, and "
-        "100 to publish.",
+        "only {count} {unit}: use {limit} prompts for a first look",
+        "The figures rest on {count} {unit}, too few to represent a suite. Use {limit} prompts or more for a first "
+        "look, and {publish} to publish.",
     ),
     "kl_incomplete": (
         "{label}: KL covers {finite} of {answers} answers; do not compare it",
@@ -294,7 +295,8 @@ def _of_group(group: Group) -> Iterator[Warning]:
     if (count := min(prompts, batches)) < FEWEST_PROMPTS:
         one, many = ("batch", "batches") if batches < prompts else ("prompt", "prompts")
         unit = one if count == 1 else many
-        yield _warn("few_prompts", count=count, unit=unit, limit=FEWEST_PROMPTS * run.batch_size)
+        sizes = {"limit": FEWEST_PROMPTS * run.batch_size, "publish": _PUBLISHED_PROMPTS * run.batch_size}
+        yield _warn("few_prompts", count=count, unit=unit, **sizes)
     for name in ("versions", "commit"):
         if any(getattr(file.run, name) != getattr(run, name) for file in group.files):
             yield _warn("versions_differ", field=name)
@@ -343,7 +345,8 @@ def _of_methods(group: Group) -> Iterator[Warning]:
 
 def _of_repetition(group: Group) -> Iterator[Warning]:
     """The fastest exact method whose speed-up rests on answers that repeat themselves."""
-    methods = [each for each in group.pooled.methods if claims_exact(each.exactness, group.run.temperature)]
+    exact = (each for each in group.pooled.methods if claims_exact(each.exactness, group.run.temperature))
+    methods = [each for each in exact if not each.refused]
     values = ((each, each.estimate(SPEEDUP).value, each.estimate(SOUND_SPEEDUP).value) for each in methods)
     found = [(speedup, sound, each) for each, speedup, sound in values if speedup and sound]
     repeating = [each for each in found if each[0] > _REPETITION * each[1]]
@@ -456,7 +459,8 @@ def _of_scores(group: Group) -> Iterator[Warning]:
         )
         asked_prompts = {method.label: each.asked_prompts for method, each in figures}
         judgeable = (each for each in methods if not each.is_baseline or each.label in asked_prompts)
-        missing = [each.label for each in judgeable if asked_prompts.get(each.label, 0) < each.prompts]
+        due = "checked_prompts" if judge.protocol == "exact" else "prompts"  # others have no exact answer
+        missing = [each.label for each in judgeable if asked_prompts.get(each.label, 0) < getattr(each, due)]
         if unreadable > _UNREADABLE * asked or missing:
             counts = {"unreadable": unreadable, "asked": asked, "pairs": pairs}
             yield _warn("judge_incomplete", judge=judge.name, **counts, missing=", ".join(missing) or "no method")
@@ -485,7 +489,7 @@ def _of_files(group: Group) -> Iterator[Warning]:
         run, name, frame = file.run, str(file.path), group.frame[group.frame["file"] == number]
         generations = frame[["suite", "prompt_id", "turn", "repeat"]].itertuples(index=False, name=None)
         finished, prompts = finished_prompts(run, generations, modes=1)
-        if finished < prompts:
+        if finished < prompts and not run.imported:
             yield _warn("run_unfinished", file=name, finished=finished, prompts=prompts)
         # A load that lasts for the whole session marks no single round.
         loads, cores = run.machine.get("load_average"), run.machine.get("cores")

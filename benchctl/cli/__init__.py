@@ -112,7 +112,8 @@ another problem that you can fix; 3 invalid data; 4 `gate` cannot decide;
 \b
 Environment:
   BENCHCTL_DATA     folder with the published prompts of the suites
-  BENCHCTL_CACHE    folder of fetched prompts; default: in XDG_CACHE_HOME
+  BENCHCTL_CACHE    folder of fetched prompts and models; default: in
+                    XDG_CACHE_HOME
   OPENAI_API_KEY    key of `judge`
   BENCHCTL_ENGINE_KEY
                     key of the server of an engine
@@ -120,7 +121,7 @@ Environment:
                     models from the hub
   RANK, WORLD_SIZE, LOCAL_RANK, OMP_WAIT_POLICY
                     `train` in several processes
-  CUDA_VISIBLE_DEVICES, RAY_ADDRESS
+  CUDA_VISIBLE_DEVICES, RAY_ADDRESS, SLURM_JOB_ID
                     GPUs and cluster of `sweep run`
   NO_COLOR, COLUMNS colours and width of tables
 

@@ -120,11 +120,12 @@ def _print_comparison(files: Sequence[str], options: _Options) -> None:
     from benchctl.analysis.machines import by_machine
     from benchctl.analysis.tables.text import View, render, render_acceptance
     from benchctl.cli.options import check_comparable, print_warnings, read_files, read_scores
+    from benchctl.records.labels import split_options
 
     scores, measured = read_scores(options.scores), read_files(files)
     groups = compare_runs([over(file, options.over) if options.over else file for file in measured], scores)
     groups = with_categories(groups) if options.by_category else groups
-    columns = tuple(filter(None, (name.strip() for name in options.columns.split(","))))
+    columns = tuple(filter(None, (name.strip() for name in split_options(options.columns))))
     view = View(options.full, options.by_suite, columns, _names(options.names), get_terminal_size().columns)
     click.echo((render_acceptance if options.acceptance else render)(groups, options.format, view))
     if options.format == "table" and not options.full:

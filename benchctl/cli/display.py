@@ -116,7 +116,7 @@ class RunDisplay(_Display):
         parts += [f"{summary.recalled} already in the file"] if summary.recalled else []
         parts += [f"{summary.failed} FAILED (see `error` in the file)"] if summary.failed else []
         parts += [f"{summary.marked} rounds disturbed (see `invalid` in the file)"] if summary.marked else []
-        parts += [f"{summary.lost} rounds disturbed in every retry"] if summary.lost else []
+        parts += [f"{summary.lost} rounds have no undisturbed try"] if summary.lost else []
         parts += [f"{count} of {label} are MISSING for lack of memory" for label, count in summary.missing.items()]
         if summary.measured:
             parts.append(f"{summary.warm_up_rounds} warm-up round{'s' * (summary.warm_up_rounds != 1)}")
@@ -220,7 +220,7 @@ def describe_summary(summary: Summary, judge: str) -> str:
     if summary.unreadable:
         lines.append(
             f"{summary.unreadable} have no scores, because no reply could be read (`unreadable` in the file). Judge "
-            "again with more --tries."
+            "again with more --tries, or with another judge if this one always gives the same reply."
         )
     if summary.unasked:
         lines.append(f"{summary.unasked} were not judged, because of --max-usd. Judge again with a higher one.")

@@ -138,12 +138,11 @@ Checks = Mapping[str, Callable[..., object]]
 def _on_random_models(methods: Sequence[str]) -> tuple[Findings, Checks]:
     """The findings on each method, and the checks by name."""
     from benchctl.conformance.checks import CHECKS, examine
-    from benchctl.registry import build, parse_label, split_labels
+    from benchctl.registry import build, canonical_label, parse_label, split_labels
 
-    labels = split_labels(methods)
-    for label in labels:
-        build(label)  # an impossible label is refused before the first minute is spent
-    return ((label, _noted(parse_label(label).name, examine(label))) for label in labels), CHECKS
+    # An impossible label is refused before the first minute is spent.
+    labels = {label: canonical_label(build(label), parse_label(label)) for label in split_labels(methods)}
+    return ((label, _noted(own, examine(label))) for label, own in labels.items()), CHECKS
 
 
 def _on_own_model(options: _Options) -> tuple[Findings, Checks]:
@@ -174,18 +173,18 @@ def _on_own_model(options: _Options) -> tuple[Findings, Checks]:
     return findings(), CHECKS
 
 
-def _noted(name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings on a method; whether all passed is kept for `benchctl run`."""
+def _noted(label: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings on a label in its one spelling; whether all passed is kept for `benchctl run`."""
     from benchctl.bundled import cache_folder
-    from benchctl.registry import SHIPPED, note_examined
+    from benchctl.registry import SHIPPED, note_examined, parse_label
 
-    passed = True
+    name, passed = parse_label(label).name, True
     for finding in findings:
         passed &= finding.verdict != "fail"
         yield finding
     if name not in SHIPPED:
         try:
-            note_examined(name, passed)
+            note_examined(name, label, passed)
         except OSError as error:
             click.echo(
                 f"Note: {cache_folder()} cannot be written ({error.strerror}), so `benchctl run` will not know that "
@@ -274,11 +273,13 @@ def _compare_with_itself(files: Sequence[Path], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(comparison), indent=2))
         return
+    half = comparison.repeats // 2
     click.echo(
         f"{comparison.baseline} against itself: {comparison.prompts} prompts, {comparison.repeats} repeats, sessions: "
         f"{comparison.sessions}; {comparison.splits} splits into equal arms.\n"
         f"  false-positive rate          {comparison.false_positive_rate:.1%} (expected: {_RIGHT:.0%})\n"
-        f"  minimum detectable effect    {comparison.minimum_detectable_effect:.2%}"
+        f"  minimum detectable effect    {comparison.minimum_detectable_effect:.2%} "
+        f"(with {half} repeat{'s' * (half != 1)} of each prompt)"
     )
     if comparison.false_positive_rate > _TOO_OFTEN:
         click.echo("Intervals are too narrow on this machine. Measure more prompts, and use --sessions 3.")

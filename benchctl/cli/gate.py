@@ -39,7 +39,7 @@ class _Options:
         flags=("--speedup-above",),
         metavar="RATIO",
         above=0,
-        most=2,
+        most=1,
     )
     tokens_per_s: float = setting(
         0.8,
@@ -47,7 +47,7 @@ class _Options:
         flags=("--tokens-above",),
         metavar="RATIO",
         above=0,
-        most=2,
+        most=1,
     )
     require: Literal["identical", "tie", "numeric", "lossless"] | None = setting(
         None,

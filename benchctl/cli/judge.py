@@ -61,8 +61,7 @@ class JudgeOptions:
     )
     repeats: int = setting(
         1,
-        "Ask each question K times, to measure how much the judge agrees with itself. At temperature 0 most replies "
-        "are the same.",
+        "Ask each question K times; figures use the mean of the scores. At temperature 0 most replies are the same.",
         metavar="K",
         least=1,
     )

@@ -51,7 +51,7 @@ class _OfAll:
 def run(settings: RunSettings, options: _OfAll) -> None:
     """Measure methods against the baseline, interleaved on the same prompts, and print the final table.
 
-    Every generation is written at once as a line of the results file. --resume continues an interrupted run.
+    Each generation is written immediately as a line of the results file. --resume continues an interrupted run.
 
     Exit code: 0; 1 if every generation failed or memory was short; 2 for wrong usage; 3 for --resume of an invalid
     results file.
@@ -73,14 +73,12 @@ def run(settings: RunSettings, options: _OfAll) -> None:
         _print_estimate(settings, options)
         return
     if options.sessions > 1:
-        failed = False
-        paths, missing = run_sessions(settings, options.sessions)
+        paths, incomplete = run_sessions(settings, options.sessions)
     else:
-        checked, summary = measure(settings)
-        failed = summary.measured > 0 and summary.failed == summary.measured
-        missing, paths = bool(summary.missing), (checked.out,)
+        checked, _ = measure(settings)
+        paths, incomplete = (checked.out,), _is_incomplete(checked.out)
     _show(paths, options.as_json)
-    if failed or missing:
+    if incomplete:
         raise click.exceptions.Exit(1)
 
 
@@ -126,6 +124,20 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
         summary = run_checked(checked, display)
         display.end(summary)
     return checked, summary
+
+
+def _is_incomplete(file: Path) -> bool:
+    """Whether every generation failed, or a label or generation lacked memory; by all that the file has."""
+    from benchctl.errors import OUT_OF_MEMORY
+    from benchctl.measuring.memory import NO_ROOM
+    from benchctl.records.progress import unanswered
+    from benchctl.records.writer import read
+
+    found = read(file)
+    failed, any_answered = unanswered(found.run, found.rows)
+    lacking = any((row.error or "").startswith(OUT_OF_MEMORY) for row in failed)
+    lacking |= any(method.unsupported == NO_ROOM for method in found.run.methods)
+    return lacking or bool(failed) and not any_answered
 
 
 def _show(paths: Sequence[Path], as_json: bool) -> None:
@@ -189,9 +201,10 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> bool:
         return False
     if code:
         if file.exists():
+            out = shlex.quote(str(click.get_current_context().meta[OUT]))
             click.echo(
-                f"{file}: this session ended with exit code {code}, so the run stopped. Repeat the command with "
-                "--resume to continue.",
+                f"{file}: this session ended with exit code {code}, so the run stopped. Repeat the command with --out "
+                f"{out} --resume to continue.",
                 err=True,
             )
         raise click.exceptions.Exit(code)

@@ -104,7 +104,7 @@ def _check(unit: Unit) -> None:
     default=3,
     show_default=True,
     metavar="N",
-    help="How often a run is started whose process or host is lost. It continues where it was.",
+    help="Start a run at most N times if its process or host is lost. It continues where it stopped.",
 )
 @click.option(
     "--slurm",
@@ -126,7 +126,7 @@ def run_(folder: Path, on: str, per_host: int, attempts: int, scheduler: Sequenc
       benchctl sweep run jobs --on ray
       benchctl sweep run jobs --on slurm --slurm slurm_partition=gpu --slurm timeout_min=240
     """
-    from benchctl.sweeps.folder import finished_of, read_commands, status
+    from benchctl.sweeps.folder import finished_of, log_of, read_commands, status
     from benchctl.sweeps.on import EXECUTORS, LOST
     from benchctl.sweeps.work import Settings
 
@@ -144,7 +144,9 @@ def run_(folder: Path, on: str, per_host: int, attempts: int, scheduler: Sequenc
     for number, ended in enumerate(EXECUTORS[on](todo, settings), 1):
         reached = status(folder, ended.unit)
         how = f"lost ({ended.reason})" if ended.code == LOST else f"exit code {ended.code}"
-        said = "done" if reached.state == "done" and ended.code == 0 else f"{reached.state}, {how}: {reached.message}"
+        done = f"done, exit code 1: see {log_of(folder, ended.unit)}" if ended.code == 1 else "done"
+        is_done = reached.state == "done" and ended.code in (0, 1)
+        said = done if is_done else f"{reached.state}, {how}: {reached.message}"
         click.echo(f"{number} of {len(todo)}  {ended.unit.name}  {said}", err=True)
     _show([status(folder, unit) for unit in units], folder, as_json=False)
 

@@ -121,8 +121,9 @@ def _modules_command(label: str) -> click.Command:
         "--calibrate",
         default="",
         metavar="DELTA,EPSILON",
-        help="Do not train. Find the lowest threshold whose answers lose at most a share DELTA of the target's, with "
-        "probability 1 - EPSILON. For early_exit, deed and m2r2_dynamic.",
+        help="Do not train. Find the lowest threshold at which, with probability 1 - EPSILON, on average at most a "
+        "share DELTA of an answer comes after its first difference from the target's. For early_exit, deed, "
+        "m2r2_dynamic and specee.",
     )
     @click.option(
         "--calibrate-prompts",
@@ -157,8 +158,10 @@ def _modules_command(label: str) -> click.Command:
 def _print_estimate(options: ModuleOptions, label: str) -> None:
     from benchctl.cli.display import memory_table
     from benchctl.measuring.machine.host import free_memory_bytes
+    from benchctl.training.jobs import check_device
     from benchctl.training.modules.job import estimate
 
+    check_device(options.device)
     needed = estimate(options, label)
     click.echo(f"{label} on {options.model}: memory by formula, not measured.")
     click.echo(f"parameters: target {needed.target_parameters:,}, modules {needed.module_parameters:,}")
@@ -170,12 +173,13 @@ def _print_estimate(options: ModuleOptions, label: str) -> None:
 
 def _calibrate(options: ModuleOptions, label: str, promised: str, prompts: int) -> None:
     """Calibrates a method's threshold. Raises UserError where no threshold was shown to be safe."""
+    from benchctl.training.jobs import target_dtype
     from benchctl.training.modules.calibrate import Risk, calibrate
 
     context = click.get_current_context()
-    training_only = [str(each.name) for each in given(context) if each.name not in CALIBRATE_OPTIONS]
+    training_only = [each.opts[0] for each in given(context) if each.name not in CALIBRATE_OPTIONS]
     if training_only:
-        raise click.UsageError(f"--calibrate does not train. Leave out --{training_only[0].replace('_', '-')}.")
+        raise click.UsageError(f"--calibrate does not train. Leave out {training_only[0]}.")
     try:
         risk = Risk.read(promised)
     except ValueError as error:
@@ -184,9 +188,10 @@ def _calibrate(options: ModuleOptions, label: str, promised: str, prompts: int) 
         calibrated = calibrate(options, label, risk, prompts, job_context)
     click.echo(
         f"Wrote {options.out}/calibration.json.\n"
-        f"With probability {1 - risk.epsilon:g}, answers lose at most a share {risk.delta:g} of the target's own.\n"
-        f"Use it with:\n  benchctl run --model {options.model} --method '{calibrated}' "
-        f"--max-new-tokens {options.answer_tokens}"
+        f"With probability {1 - risk.epsilon:g}, on similar prompts, on average at most a share {risk.delta:g} of an "
+        "answer comes after its first difference from the target's.\n"
+        f"Use it with:\n  benchctl run --model {options.model} --method '{calibrated}' --max-new-tokens "
+        f"{options.answer_tokens} --device {options.device.partition(':')[0]} --dtype {target_dtype(options)}"
     )
 
 
@@ -258,4 +263,5 @@ def command_line(context: click.Context) -> str:
 
 def _without_place(value: Any) -> Any:
     """A file's or folder's name: nothing of where things lie on this machine. Any other value as it is."""
-    return Path(value).resolve().name if isinstance(value, Path) or Path(str(value)).exists() else value
+    is_path = isinstance(value, Path) or (isinstance(value, str) and Path(value).exists())
+    return Path(value).resolve().name if is_path else value

@@ -74,6 +74,10 @@ class AdaptiveDepth(Method):
         """Logits [1, vocabulary] of a state that leaves after ``layer`` layers; the target's own head by default."""
         return target.head(state)
 
+    def step(self, context: Context) -> Sequence[int]:
+        """One token. Layers above its exit see there the state it left with."""
+        return self.exit_step(context, copy_h)
+
     def climb(self, context: Context) -> View:
         """Run the open rows upwards until the last one leaves or reaches the last layer."""
         stream, target = context.stream, context.target

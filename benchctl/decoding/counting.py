@@ -19,10 +19,10 @@ class Step:
     drafted   tokens along the deepest branch of the draft that was verified
     accepted  drafted tokens kept
     rows      rows that finished the target's last layer
-    layers    layers run for each committed token; those of earlier tokens that were put off count when they run, and
-              those of detours, whose sublayers count half, are spread over the tokens of the step
-    passes    through the target: how often the last layer ran with a draft, otherwise how often a layer ran at most;
-              without detours
+    layers    for each committed token: with a draft all layers, otherwise those that ran in this step, layers that
+              earlier tokens had put off included; detours count half per sublayer, spread over the step's tokens
+    passes    through the target: with a draft the runs of the last layer, otherwise the runs of the layer that ran most
+              often; detours do not count
     """
 
     tokens: tuple[int, ...]

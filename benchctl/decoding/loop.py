@@ -177,7 +177,8 @@ def open_context(target: Target, request: DecodeRequest, enter: Callable[[Phase]
         raise UserError("no_new_tokens", f"max_new_tokens is {most}; it must be at least 1")
     if prompt_tokens >= target.context_tokens:
         message = (
-            f"the prompt has {prompt_tokens} tokens, but the target takes {target.context_tokens} in all; shorten it"
+            f"the prompt has {prompt_tokens} tokens, and at most {target.context_tokens - 1} fit into the target's "
+            "context; shorten it"
         )
         raise UserError("prompt_too_long", message)
     begun = prompt_tokens if target.encoder is None else 1  # behind an encoder the text begins with a start token

@@ -256,10 +256,10 @@ def why_unsupported(method: Method, target: TargetInfo) -> str | None:
 class Speculative(Method):
     """Draft, verify, keep, observe. A drafter may push and part-run rows itself; verification runs what they lack."""
 
-    drafts_from_text: ClassVar[bool] = True  # not where the drafter remembers more of its steps
-    # not where `observe` needs its own drafts, or `verify` has another rule
+    drafts_from_text: ClassVar[bool] = True  # False if drafts depend on earlier steps, not on the text alone
+    # False if `observe` needs the method's own drafts, or `verify` has another rule
     can_combine: ClassVar[bool] = True
-    # where `draft` runs rows of the target: a combination takes it only as `then`, with when=first
+    # True if `draft` runs rows of the target: a combination takes it only as `then`, with when=first
     runs_rows: ClassVar[bool] = False
     reads_features: ClassVar[bool] = False  # `start` sets `taps` of the stream, before the prompt is run
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"

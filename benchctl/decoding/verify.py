@@ -99,9 +99,10 @@ def verify_block(draft: Draft, target_probs: Rows, generator: torch.Generator) -
     """Accept a chain as a block, so that the output has the target's distribution and drafts are accepted more often.
 
     Sun et al. 2403.10444, algorithm 2; shapes as in verify_rejection, which accepts at most as many tokens on average.
-    With p_0 = 1, p_i = min(1, p_(i-1) P(x_i) / Q(x_i)) is the probability that token i is kept. Of a chain of n tokens,
-    i tokens are kept, the largest i first, with probability h_n = p_n or h_i = S_i / (S_i + 1 - p_i), where
-    S_i = sum max(0, p_i P - Q); the bonus token is drawn from P, or behind i < n tokens from max(0, p_i P - Q) / S_i.
+    With p_0 = 1, p_i = min(1, p_(i-1) P(x_i) / Q(x_i)) is the probability that token i is kept. For i = n, n - 1, .., 1
+    in this order, i of n tokens are kept with probability h_i: h_n = p_n, otherwise h_i = S_i / (S_i + 1 - p_i), where
+    S_i = sum max(0, p_i P - Q). If none of these holds, no token is kept. The bonus token is drawn from P, or behind
+    i < n tokens from max(0, p_i P - Q) / S_i.
     """
     if draft.depth < len(draft):
         raise ValueError("block verification takes chains without scratch rows")
@@ -199,7 +200,7 @@ class ForcedText:
         stop = next((at for at, token in enumerate(self.tokens) if token in stop_ids), limit_tokens - 1)
         if len(self.tokens) != min(stop + 1, limit_tokens):
             raise ValueError(
-                f"the forced text has {len(self.tokens)} tokens, but an answer that says it ends after "
+                f"the forced text has {len(self.tokens)} tokens, but an answer with these tokens ends after "
                 f"{min(stop + 1, limit_tokens)}"
             )
 

@@ -13,8 +13,9 @@ from benchctl.serving.served import Started
 class Sglang(Started):
     """`sglang.launch_server` on the target, by the Python ``server``. ``speculative`` is an algorithm of SGLang.
 
-    It verifies ``draft_tokens`` tokens in a step, drafted with the model ``draft`` where the algorithm needs one. Two
-    servers share a GPU: each takes ``gpu_memory`` of it.
+    It verifies ``draft_tokens`` tokens in a step, drafted with the model ``draft`` where the algorithm needs one.
+
+    The servers of a run, the baseline's and one for each label, share the GPU: each takes ``gpu_memory`` of it.
     """
 
     speculative: str = ""

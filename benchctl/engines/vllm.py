@@ -14,8 +14,9 @@ from benchctl.serving.served import Started
 class Vllm(Started):
     """`vllm serve` on the target. ``speculative`` is a method of vLLM, such as ngram, eagle3 or draft_model.
 
-    It drafts ``draft_tokens``, with the model ``draft`` where the method needs one. Two servers share a GPU: each takes
-    ``gpu_memory`` of it.
+    It drafts ``draft_tokens``, with the model ``draft`` where the method needs one.
+
+    The servers of a run, the baseline's and one for each label, share the GPU: each takes ``gpu_memory`` of it.
     """
 
     speculative: str = ""

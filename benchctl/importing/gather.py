@@ -347,7 +347,9 @@ def _check_served(contents: _Contents) -> None:
         answers = [given.answer for given in contents.answers.get(label, ())]
         if tokens and not any((answer.prompt_id, answer.turn) in tokens for answer in answers):
             raise UserError("other_prompts", f"{label}: none of its prompts is in an earlier file. {remedy}")
-        for answer in filter(lambda answer: answer.prompt_tokens, answers):
+        for answer in answers:
+            if not answer.prompt_tokens or answer.turn:  # later turns follow answers, which may differ in length
+                continue
             first = tokens.setdefault((answer.prompt_id, answer.turn), answer.prompt_tokens)
             if first != answer.prompt_tokens:
                 raise UserError(

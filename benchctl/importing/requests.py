@@ -57,7 +57,7 @@ def with_counts(answer: Answer, counts: Speculation | None, left_out: Counter[st
     >>> found.steps, found.drafted, found.accepted
     (3, 6, 4)
     """
-    if counts is None:
+    if counts is None or answer.ttft_s is None:  # steps are counted after the first token
         return answer
     steps, accepted = counts.num_spec_steps, counts.num_accepted_draft_tokens
     if steps is None or answer.new_tokens != 1 + steps + accepted or accepted > counts.num_draft_tokens:

@@ -75,8 +75,8 @@ class Template:
     """A prompt: `id` is its name and the first 16 digits of its sha256. `turns` says that it shows whole talks.
 
     Its `sections` are the messages `system` and `user`, and what stands for {reference} in the latter where a question
-    has one. Two answers are compared by a prompt of its own where there is a reference (MT-Bench's pair-math-v1 does so
-    too); that of single answers shows one where there is one.
+    has one. Pairs with a reference have a prompt of their own, as in MT-Bench (pair-math-v1). The prompt of single
+    answers has an optional reference.
     """
 
     id: str

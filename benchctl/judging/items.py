@@ -71,24 +71,31 @@ class Pair:
 
 def pairs_of(file: RunFile, prompts: Prompts, baseline: str, left_out: Counter[str], *, alone: bool) -> Iterator[Pair]:
     """The answers of a file to judge: those of the free rows that did not fail, of every planned repeat and
-    session. A further repeat has the answers of the one that it measures again, of which only the times were in doubt
-    (see measuring.plan).
+    session. A repeat that was measured again (see measuring.plan) has one answer: of its first try that can be judged.
 
     `alone` takes every answer alone, the baseline's too; else each is compared with that of `baseline` to the same
     turn, repeat and session. Answers that cannot be judged are counted in `left_out`, by what they lack. Raises
     UserError where the file has no answer of `baseline`, nothing to judge, or a prompt that `prompts` does not have.
     """
-    planned = (row for row in file.rows if row.mode == "free" and 0 <= row.repeat < file.run.repeats)
-    rows = {row_key(row): row for row in planned if row.error is None}
+    free = (row for row in file.rows if row.mode == "free" and row.repeat >= 0)
+    rows = {row_key(row): row for row in free if row.error is None}
     _check_labels(file, rows, baseline)
-    for key in rows:
-        if key.label == baseline and not alone:
+    judged, lacking, shown = set[RowKey](), dict[RowKey, str](), set[RowKey]()
+    for key in sorted(rows, key=lambda key: key.repeat // file.run.repeats):
+        planned = key._replace(repeat=key.repeat % file.run.repeats)
+        if planned in judged or (key.label == baseline and not alone):
             continue
         mine, theirs = _talk(rows, key), () if alone else _talk(rows, key._replace(label=baseline))
         if mine is None or theirs is None:
-            left_out["an earlier turn" if mine is None else "the baseline's answer"] += 1
+            lacking.setdefault(planned, "an earlier turn" if mine is None else "the baseline's answer")
             continue
-        yield Pair(file.path, file.run, mine, theirs, _prompt(file.path, prompts, key))
+        judged.add(planned)
+        # A score alone is compared with that of the baseline's answer of the same try.
+        for each in dict.fromkeys((key, key._replace(label=baseline) if alone else key)):
+            if each not in shown and (talk := mine if each is key else _talk(rows, each)):
+                shown.add(each)
+                yield Pair(file.path, file.run, talk, theirs, _prompt(file.path, prompts, each))
+    left_out.update(why for planned, why in lacking.items() if planned not in judged)
 
 
 def _check_labels(file: RunFile, rows: Mapping[RowKey, Row], baseline: str) -> None:

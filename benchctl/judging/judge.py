@@ -1,7 +1,8 @@
 """What a judge is: a dataclass whose fields are its options, in a file of its name in judges/.
 
 Two families. An AskedJudge is a model that is sent a filled-in prompt and replies with scores; it says how to ask once,
-and the panel does the rest (both orders, cache, tries, budget). A GradingJudge computes a score of each answer alone.
+and benchctl.judging does the rest (both orders, cache, tries, budget). A GradingJudge computes a score of each answer
+alone.
 """
 
 from __future__ import annotations
@@ -69,9 +70,8 @@ class Place:
 class Judge:
     """What both families have: the `protocol` of their scores, and the `model` that they ask or compute with.
 
-    The options named in `unsaid` change nothing that it says, such as where it runs: they stand in no label, so that
-    its scores and replies are the same judge's whatever they are. `paid` says that it costs money, so that budgets and
-    prices apply to it.
+    `unsaid` names options that change no reply, such as the device. Labels leave them out, so scores and cache do not
+    depend on them. A judge that is `paid` costs money, so budgets and prices apply to it.
     """
 
     protocol: Protocol
@@ -147,7 +147,7 @@ class AskedJudge(Judge, ABC):
 
 
 class GradingJudge(Judge, ABC):
-    """A judge that computes a score of each answer alone, from which panels make pairs with the baseline's."""
+    """A judge that computes a score of each answer alone, which is compared with that of the baseline's answer."""
 
     @abstractmethod
     def grade(self, run: Run, rows: Sequence[Row], question: Question) -> float | None:

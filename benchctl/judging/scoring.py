@@ -18,7 +18,7 @@ from benchctl.records.schema import Row
 from benchctl.records.scores import Score, ScoreWriter, read_scores, score_key, scores_path
 from benchctl.records.writer import RunFile
 
-_COUNTED = ("stored", "written", "ties", "recalled", "unreadable", "unasked", "too_long")
+_COUNTED = ("stored", "written", "ties", "recalled", "unreadable", "readable", "unasked", "too_long")
 # Tokens of a reply that contains only the scores: "8 7" and the end token.
 _REPLY_TOKENS = {"pairwise": 4, "single": 2}
 
@@ -77,9 +77,9 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a judging did: `written` scores, of which `ties` were never asked about, `recalled` were paid for earlier
-    or share a reply, and `unreadable` have no scores. `unasked` did not fit into the budget, and the questions of
-    `too_long` do not fit into the judge's context."""
+    """What a judging did: `written` scores, of which `ties` were never asked about and `recalled` were paid for earlier
+    or share a reply. Of the scores written or stored, ties aside, `unreadable` are without points and `readable` have
+    them. `unasked` did not fit into the budget, and the questions of `too_long` do not fit into the judge's context."""
 
     judgements: int
     stored: int
@@ -87,6 +87,7 @@ class Summary:
     ties: int
     recalled: int
     unreadable: int
+    readable: int
     unasked: int
     too_long: int
     spent: Spent
@@ -95,8 +96,7 @@ class Summary:
     @property
     def unfinished(self) -> int:
         """How many judgements are still to be made, the unreadable ones among them where no reply could be read."""
-        nothing_read = self.unreadable + self.ties == self.written
-        return self.unasked + self.too_long + (self.unreadable if nothing_read else 0)
+        return self.unasked + self.too_long + (0 if self.readable else self.unreadable)
 
 
 class Judging:
@@ -128,9 +128,9 @@ class Judging:
 
     def forecast(self) -> Forecast:
         """The work that is left and its cost. Asks nothing and writes nothing."""
-        todo = self._todo({path: _stored(path) for path in self._files})
+        todo, stored = self._split({path: _stored(path) for path in self._files})
         ties = sum(item.pair.identical for item in todo)
-        common = (len(self._items), len(self._items) - len(todo), ties)
+        common = (len(self._items), len(stored), ties)
         if not isinstance(self._judge, AskedJudge):
             return Forecast(*common, left_out=dict(self._left_out))
         asker, tasks = self._cached(self._judge, todo)
@@ -165,8 +165,10 @@ class Judging:
                 path: stack.enter_context(ScoreWriter(scores_path(path), notify=self._world.notify))
                 for path in self._files
             }
-            todo = self._todo({path: writer.stored.scores for path, writer in self._writers.items()})
-            self._counts.update(stored=len(self._items) - len(todo))
+            todo, stored = self._split({path: writer.stored.scores for path, writer in self._writers.items()})
+            self._counts.update(stored=len(stored))
+            for score in stored:
+                self._count(score)
             if isinstance(self._judge, AskedJudge):
                 self._ask(self._judge, stack.enter_context(self._cache()), todo)
             elif isinstance(self._judge, GradingJudge):
@@ -185,14 +187,26 @@ class Judging:
                 "byte, or more than reply_limit. No further requests are sent."
             )
 
-    def _todo(self, stored: Mapping[Path, Iterable[Score]]) -> list[Item]:
-        """The items that have no score yet, or an unreadable one and tries left."""
+    def _split(self, stored: Mapping[Path, Iterable[Score]]) -> tuple[list[Item], list[Score]]:
+        """The items that have no score yet, or an unreadable one and tries left; and the scores of the others."""
         tries = 1 if isinstance(self._judge, AskedJudge) and self._judge.repeats_itself else self._settings.tries
         settled = {
-            path: {score_key(score) for score in scores if not score.unreadable or score.tries >= tries}
+            path: {score_key(score): score for score in scores if not score.unreadable or score.tries >= tries}
             for path, scores in stored.items()
         }
-        return [item for item in self._items if score_key(item.blank) not in settled[item.pair.file]]
+        todo, done = [], []
+        for item in self._items:
+            score = settled[item.pair.file].get(score_key(item.blank))
+            if score is None:
+                todo.append(item)
+            else:
+                done.append(score)
+        return todo, done
+
+    def _count(self, score: Score) -> None:
+        self._counts.update(
+            unreadable=int(bool(score.unreadable)), readable=int(not score.unreadable and not score.identical)
+        )
 
     def _cached(self, judge: AskedJudge, items: Iterable[Item]) -> tuple[Asker, tuple[Task, ...]]:
         """The questions of items, and the replies to them that are in the cache, without holding its file."""
@@ -203,7 +217,8 @@ class Judging:
     def _reach(self, judge: AskedJudge) -> None:
         """Reach the judge if a question is to be asked. This comes before any file is made: a judging without a key
         leaves none behind."""
-        asker, tasks = self._cached(judge, self._todo({path: _stored(path) for path in self._files}))
+        todo, _ = self._split({path: _stored(path) for path in self._files})
+        asker, tasks = self._cached(judge, todo)
         if any(task.fits(judge) and asker.outcome(task) is None for task in tasks):
             judge.reach()
 
@@ -258,13 +273,12 @@ class Judging:
         for number, item in enumerate(task.items):
             shared = number > 0
             score = with_outcome(item, outcome, cost_usd=cost_usd, shared=shared, now=self._world.now())
-            self._counts.update(
-                asked=int(bool(fresh)), recalled=int(score.cached), unreadable=int(bool(score.unreadable))
-            )
+            self._counts.update(asked=int(bool(fresh)), recalled=int(score.cached))
             self._write(item, score)
 
     def _write(self, item: Item, score: Score) -> None:
         self._writers[item.pair.file].append(score)
+        self._count(score)
         self._counts.update(written=1)
         done = self._counts["stored"] + self._counts["written"]
         self._world.progress(Progress(done, len(self._items), self._budget.spent))

@@ -93,7 +93,8 @@ def check_engine_settings(settings: RunSettings) -> None:
     }
     if wrong := [option for option, is_given in asked.items() if is_given]:
         raise UserError(
-            "not_for_engines", f"{', '.join(wrong)} cannot be used with engines, which decode by themselves; leave out."
+            "not_for_engines",
+            f"{', '.join(wrong)} cannot be used: engines decode greedily, one prompt at a time. Leave out.",
         )
 
 
@@ -345,7 +346,9 @@ def check_tokenizers(
     """
     tokenizer = load_tokenizer(bundled.resolve(models.target))
     if batch_size > 1 and tokenizer.is_encoder_decoder:
-        raise UserError("no_batches", f"{models.target} has an encoder; batches need a target without: no --batch-size")
+        raise UserError(
+            "no_batches", f"{models.target} has an encoder. Batches need a target without one. Leave out --batch-size."
+        )
     parts = [part for choice in choices for part in choice.whole]
     methods = {each.label: each.method for each in parts if isinstance(each.method, UsesDraftModel)}
     picky = [label for label, method in methods.items() if not method.any_tokenizer]
@@ -353,7 +356,7 @@ def check_tokenizers(
     for draft in filter(None, dict.fromkeys(drafts)):
         draft_tokenizer, problem = load_tokenizer(bundled.resolve(draft)), ""
         if draft_tokenizer.is_encoder_decoder:  # its encoder would keep the previous prompt
-            problem = "an encoder, which reads no prompt while drafting. Name a draft model without one"
+            problem = "an encoder. Name a draft model without one"
         elif not tokenizer.drafts_alike(draft_tokenizer):
             if picky:
                 problem = (

@@ -138,7 +138,8 @@ class Measurer:
             rows = tuple(_empty_row(task, self._batch_ids(job), _in_words(problem)) for task in job)
             ran_out = is_out_of_memory(problem)
         if ran_out:  # the exception, which held what the generation had, is gone by now
-            self.out_of_memory[job[0].label] += len(job)
+            if job[0].repeat >= 0:  # warm-up is no part of the figures
+                self.out_of_memory[job[0].label] += len(job)
             free_memory()
         self._guard.check(job[0].label, sample=True)
         return rows
@@ -164,6 +165,8 @@ class Measurer:
         generations = self._decode(job[0].label, requests)
         started = replace(started, cpu_s=cpu_s() - started.cpu_s)
         reading = self.meter.stop()
+        if job[0].label in self.engines:
+            reading = reading.of_engine()
         self._stores.close(job[0])
         return tuple(
             self._row(task, batch, request, generation, reading, started)
@@ -229,7 +232,7 @@ class Measurer:
         if self.config.cut:
             prompt_ids = cut_prompt(prompt_ids, room, self.config.max_new_tokens)
         if len(prompt_ids) >= room:
-            size = f"{len(prompt_ids)} tokens, which do not fit into the context of {room}"
+            size = f"{len(prompt_ids)} tokens, and the context of {room} leaves no room for an answer"
             raise ValueError(f"prompt {task.prompt.id} has {size}")
         return self.config.filler.before(prompt_ids)
 

@@ -23,6 +23,8 @@ from benchctl.measuring.machine import host
 _LIBRARIES_BYTES = 80_000_000
 _LOGIT_ROWS, _LOGIT_BYTES = 64, 24  # rows of logits that a check holds at a time, and three copies in float64
 
+NO_ROOM = "there is not enough memory for it"  # why a label is recorded as unsupported
+
 
 @dataclass(frozen=True)
 class Need:

@@ -36,7 +36,7 @@ from benchctl.measuring.clock import Clock, Timer, utc_now
 from benchctl.measuring.machine.host import commit, machine_facts, usable_cores, versions
 from benchctl.measuring.machine.meter import bandwidth_mb_s, free_memory, make_meter
 from benchctl.measuring.measure import DecodingConfig, Measurer
-from benchctl.measuring.memory import describe, explained, memory_needs, prompt_tokens
+from benchctl.measuring.memory import NO_ROOM, describe, explained, memory_needs, prompt_tokens
 from benchctl.measuring.passes import one_row_cost
 from benchctl.measuring.plan import ORDER, Plan
 from benchctl.measuring.prompts.fit import fit_suite
@@ -51,7 +51,6 @@ from benchctl.registry import SHIPPED, build, doctor_result, source_sha256
 from benchctl.serving.engine import Deployment, Engine
 
 EXECUTOR = "static"  # a preallocated cache, no compilation
-_NO_ROOM = "there is not enough memory for it"
 _DRAFT_ROOM = 128  # tokens that an engine may draft beyond the end of an answer
 _CONTEXT_UNIT = 256  # an engine's context is a multiple, as some engines round it
 ATTENTION = "bmm+sdpa"  # see decoding/model/layers.py
@@ -133,7 +132,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
             vars(each.method).clear()
         free_memory()
         # The header contains no sizes, so that --resume finds the same header.
-        return replace(choice, method=build(choice.label), unsupported=_NO_ROOM)
+        return replace(choice, method=build(choice.label), unsupported=NO_ROOM)
 
     deploy = partial(_deployed, deploy=cache(lambda: _deployment(checked, target, clock, notify)))
     choices = tuple(
@@ -190,7 +189,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
 def _missing(choices: Sequence[Choice], plan: Plan) -> Counter[str]:
     """Planned generations of the labels that were left out for lack of memory."""
     each = len(plan) // len(plan.labels)
-    return Counter({choice.label: each for choice in choices if choice.unsupported == _NO_ROOM})
+    return Counter({choice.label: each for choice in choices if choice.unsupported == NO_ROOM})
 
 
 def _deployment(
@@ -214,10 +213,14 @@ def _deployed(choice: Choice, deploy: Callable[[], Deployment]) -> Choice:
 
 
 def _check_same_engine(choices: Sequence[Choice]) -> None:
-    """Raises UserError where an engine is compared with another one, or with another version or number format."""
+    """Raises UserError where an engine is compared with another one, or with another version or number format.
+
+    A label of other weights, such as a quantised file, has a number format of its own.
+    """
     engines = [choice for choice in choices if choice.engine is not None]
     for choice in engines[1:]:
-        for fact in ("name", "version", "dtype"):
+        own_format = isinstance(choice.method, Engine) and choice.method.has_other_weights
+        for fact in ("name", "version") if own_format else ("name", "version", "dtype"):
             mine, first = getattr(choice.engine, fact), getattr(engines[0].engine, fact)
             if mine != first:
                 raise UserError(
@@ -371,8 +374,8 @@ def method_info(choice: Choice) -> MethodInfo:
             engine=choice.engine,
         )
     hashes = [] if choice.unsupported else [each for part in choice.whole for each in _data_sha256(part)]
-    plug_ins = [part.name for part in choice.whole if part.name not in SHIPPED]
-    found = {doctor_result(name) for name in plug_ins}
+    plug_ins = [part for part in choice.whole if part.name not in SHIPPED]
+    found = {doctor_result(part.name, part.label) for part in plug_ins}
     return MethodInfo(
         label=choice.label,
         name=choice.name,
@@ -381,7 +384,7 @@ def method_info(choice: Choice) -> MethodInfo:
         reason=choice.method.reason,
         unsupported=choice.unsupported,
         modules_sha256="+".join(hashes),
-        source_sha256="+".join(map(source_sha256, plug_ins)),
+        source_sha256="+".join(source_sha256(part.name) for part in plug_ins),
         doctor=max(found, key=("", "passed", "never", "failed").index, default=""),
     )
 

@@ -33,7 +33,7 @@ class PromptSettings:
 
     benches: tuple[str, ...] = setting(("koala",), BENCHES_HELP, flags=BENCH_FLAGS, metavar="NAME|FILE")
     limit: int | None = setting(
-        None, "Only N prompts of each suite, of each category as many.  [default: all]", least=1, metavar="N"
+        None, "Only N prompts of each suite, spread evenly over its categories.  [default: all]", least=1, metavar="N"
     )
     source: Source = setting(
         "auto",
@@ -86,7 +86,7 @@ class RepeatSettings:
         False, "Also measure each method on the baseline's text, so that all decode the same tokens."
     )
     profile: bool = setting(
-        False, "Also measure with steps split into phases. Headline numbers come from unprofiled runs."
+        False, "Also measure with each step split into phases. Speed-ups come from the generations without."
     )
 
     @property
@@ -109,7 +109,7 @@ class RunSettings:
     )
     sweeps: tuple[str, ...] = setting(
         (),
-        "All combinations of alternatives, as m2r2[exit=2|4,draft_tokens=2:6:2] (2 to 6 by 2). May be repeated.",
+        "All combinations of alternatives, as m2r2[exit=2|4,draft_tokens=2:6:2] (2, 4 and 6). May be repeated.",
         flags=("--sweep",),
         metavar="LABEL",
     )

@@ -23,8 +23,8 @@ _OLD_DEFAULTS: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def split_options(text: str) -> list[str]:
-    """The options of a label, which are between commas outside brackets.
+def split_options(text: str, separator: str = ",") -> list[str]:
+    """The options of a label, which are between commas (or other separators) outside brackets.
 
     >>> split_options("first=suffix[tree=true,factor=2],then=two_model")
     ['first=suffix[tree=true,factor=2]', 'then=two_model']
@@ -32,7 +32,7 @@ def split_options(text: str) -> list[str]:
     options, depth = [""], 0
     for character in text:
         depth += {"[": 1, "]": -1}.get(character, 0)
-        if character == "," and depth == 0:
+        if character == separator and depth == 0:
             options.append("")
         else:
             options[-1] += character

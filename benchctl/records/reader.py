@@ -115,8 +115,10 @@ def _problem(run: Run, exactness: Mapping[str, Exactness], suites: set[str], row
         return ""
     if tokens > run.max_new_tokens:
         return f"{tokens} token_ids in a run of {run.max_new_tokens} max_new_tokens."
-    # The last token needs no row in the context.
-    if target.context_tokens and row.prompt_tokens + tokens > target.context_tokens + 1:
+    # The last token needs no row in the context. The prompt of an encoder is in another one: the answer begins at a
+    # start token.
+    begun = 1 if target.family == "t5" else row.prompt_tokens
+    if target.context_tokens and begun + tokens > target.context_tokens + 1:
         return f"{row.prompt_tokens} prompt_tokens and {tokens} token_ids in a context of {target.context_tokens}."
     if (largest := max(row.token_ids)) >= target.vocabulary:
         return f"token {largest} of a vocabulary of {target.vocabulary}."

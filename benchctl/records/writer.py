@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,7 @@ from typing import Any, Self
 from benchctl.errors import InvalidData, UserError
 from benchctl.locks import try_lock
 from benchctl.records.reader import StoredRows, index, is_json, run_of, torn_batch, with_current_labels
-from benchctl.records.schema import ModelInfo, Row, Run, SuiteInfo, to_line
+from benchctl.records.schema import MethodInfo, ModelInfo, Row, Run, SuiteInfo, to_line
 
 _SAME_ON_RESUME = (
     *("weights", "target", "draft", "baseline", "methods", "suites", "dtype", "device", "executor", "attention"),
@@ -41,6 +41,14 @@ def _difference(old: Any, new: Any) -> str:
     """What `old` has and `new` has not, by name where it has one: lists of methods and suites are long."""
     if not (isinstance(old, tuple) and isinstance(new, tuple)):
         return f"it has {_short(old)}, this run has {_short(new)}"
+    for one, other in zip(old, new, strict=False):
+        if isinstance(one, MethodInfo) and one != other and one.label == other.label:
+            names = ", ".join(
+                each.name
+                for each in fields(one)
+                if each.compare and getattr(one, each.name) != getattr(other, each.name)
+            )
+            return f"{one.label} has another {names}"
     lost, added = ([_short(item) for item in one if item not in other] for one, other in ((old, new), (new, old)))
     if not (lost or added):
         return "it has them in another order"

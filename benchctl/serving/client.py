@@ -37,7 +37,7 @@ class Client:
         if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query or url.fragment:
             raise UserError(
                 "bad_base_url",
-                f"'{self.base_url}' is not the address of a server. Write http://HOST:PORT; a key belongs into the "
+                f"'{self.base_url}' is not the address of a server. Write http://HOST:PORT; put a key into the "
                 f"environment variable {KEY}.",
             )
 
@@ -108,7 +108,7 @@ class Client:
             raise UserError("engine_gone", f"{self.base_url} ended the connection ({error!r}).") from error
         raise UserError(
             "engine_too_slow",
-            f"{self.base_url} did not finish an answer in {limit_s:g} s. Give it more with the option `limit_s`.",
+            f"{self.base_url} did not finish an answer in {limit_s:g} s. Allow more seconds with `limit_s`.",
         )
 
     def _connect(self, limit_s: float) -> HTTPConnection:

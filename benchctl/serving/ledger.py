@@ -147,8 +147,9 @@ def _known(sent: Sequence[int], sizes: Sequence[int], counts: Counts, reason: St
         # Each step adds its accepted tokens and one more: so the answer shows whether all of them are in it.
         is_whole = sizes[0] == 1 and committed == counts.steps + counts.accepted
         return _Known(None, counts.steps, counts.drafted, counts.accepted) if is_whole else _Known()
-    # Without steps, tokens beyond a stop token cannot be separated from those before it.
-    if counts.accepted is None or counts.accepted > committed or (counts.accepted and reason == "stop"):
+    # Without steps, tokens beyond a stop token cannot be separated from those before it; and to keep only the answers
+    # of which none was accepted would bias their sum.
+    if counts.accepted is None or counts.accepted > committed or (counts.drafted and reason == "stop"):
         return _Known()
     return _Known(None, None, counts.drafted, counts.accepted)
 

@@ -111,7 +111,7 @@ class Started(Served):
                 words = self._process.last_words()
                 problem = UserError(
                     "engine_start_too_slow",
-                    f"{command[0]} was not ready after {self.limit_s:g} s: {words}. Give it more with `limit_s`.",
+                    f"{command[0]} was not ready after {self.limit_s:g} s: {words}. Allow more seconds with `limit_s`.",
                 )
             else:
                 threading.Event().wait(_POLL_S)

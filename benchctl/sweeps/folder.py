@@ -59,7 +59,7 @@ def log_of(folder: Path, unit: Unit) -> Path:
 
 
 def finished_of(folder: Path, unit: Unit) -> Path:
-    """Exists if the run ended with exit code 0 under `sweep run`."""
+    """Exists if the run ended under `sweep run`, with all generations tried."""
     return folder / "logs" / f"{unit.name}.done"
 
 

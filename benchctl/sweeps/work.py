@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchctl.locks import try_lock
-from benchctl.sweeps.folder import finished_of, log_of
+from benchctl.sweeps.folder import finished_of, log_of, status
 from benchctl.sweeps.spec import Unit
 
 _CHILD = "from benchctl.cli.run import session; session()"  # ends with this process
@@ -34,10 +34,11 @@ class Place(NamedTuple):
 def places(on_gpu: bool, per_host: int) -> list[Place]:
     """What this process may use: each visible GPU, or its cores in ``per_host`` equal sets."""
     if on_gpu:
+        job = os.environ.get("SLURM_JOB_ID", "")  # Slurm may call the GPU of each of its jobs 0
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = [str(number) for number in range(_gpus())] if visible is None else visible.split(",")
         seen = takewhile(lambda gpu: gpu and not gpu.startswith("-"), gpus)  # what stands behind -1 is hidden too
-        return [Place((f"gpu-{gpu}",), gpu=gpu) for gpu in seen]
+        return [Place((f"gpu-{gpu}{job and f'-slurm-{job}'}",), gpu=gpu) for gpu in seen]
     cores = sorted(os.sched_getaffinity(0), reverse=True)  # other programs rather use those of low numbers
     size = max(1, len(cores) // per_host)
     sets = [tuple(cores[start : start + size]) for start in range(0, len(cores), size)][:per_host]
@@ -103,7 +104,7 @@ def run_unit(unit: Unit, settings: Settings) -> int:
             code = measure(unit, place, settings)
             if 0 <= code < _SIGNALS:
                 break
-        if code == 0:
+        if code == 0 or (code == 1 and status(settings.folder, unit).state == "done"):
             finished_of(settings.folder, unit).touch()
         return code
 

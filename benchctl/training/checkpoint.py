@@ -124,8 +124,8 @@ def check_fingerprint(path: Path, saved: Mapping[str, str], current: Mapping[str
     differences = "\n".join(lines[:NAMED_DIFFERENCES] + more)
     raise UserError(
         "other_training",
-        f"{path}: this run cannot be resumed, it was started with something else:\n{differences}\n"
-        "Use the same again, or train into a fresh --out folder.",
+        f"{path}: this run cannot be resumed, it was started with other settings:\n{differences}\n"
+        "Use the settings of its start, or train into a fresh --out folder.",
     )
 
 

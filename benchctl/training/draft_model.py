@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from benchctl.training.models import (
     copy_tokenizer,
     llama_config,
     parameter_count,
+    round_as_saved,
     save_config,
     save_model,
     token_settings,
@@ -79,9 +81,11 @@ def train_draft(options: DraftOptions, start: DraftStart, job_context: JobContex
         untyped: Any = draft
         for part in (untyped.get_input_embeddings(), untyped.get_output_embeddings()):
             part.requires_grad_(False)
-        began = f"{began} Its embedding and head stood still."
+        began = f"{began} Its embedding and head were not trained."
     objective = Distillation(maker, data.token_bytes, exits)
-    run = train(draft, objective, data, (stage_of(options),), options, job_context, facts, begin)
+    run = train(
+        draft, objective, data, (stage_of(options),), options, job_context, facts, begin, partial(round_as_saved, draft)
+    )
     if not job_context.world.leads:
         return None
     with writing(options.out / CHECKPOINTS, "the draft model"):
@@ -148,7 +152,9 @@ def _exits(text: str, layers: int) -> tuple[int, ...]:
 
 def _exits_text(exits: Sequence[int]) -> str:
     return (
-        f" So are the losses of its exits after layers {', '.join(map(str, exits))}, by the same head." if exits else ""
+        f" The losses of its exits after layers {', '.join(map(str, exits))} are added; they use the same head."
+        if exits
+        else ""
     )
 
 

@@ -201,7 +201,7 @@ def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:
     packed = [rows for rows in data.stages if isinstance(rows, PackedCorpus)]
     longest, keep = max(stage.row_tokens for stage in settings.stages), ""
     if data.longest_row is None or longest < data.longest_row:
-        how = "--row-tokens; for target and moe --positions, up to 1024"
+        how = "--positions, up to 1024" if data.longest_row is None else "--row-tokens"
         keep = f"; rows of more than {longest:,} tokens keep them ({how})"
     if dropped := sum(rows.dropped_answers for rows in packed):
         notify(f"{dropped:,} answers begin too far into a row and are left out{keep}.")

@@ -70,6 +70,13 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def round_as_saved(model: PreTrainedModel) -> None:
+    """Its weights become those that `save_model` writes, so that figures are of the saved model."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight.to(torch.bfloat16))
+
+
 def save_config(model: PreTrainedModel, folder: Path) -> None:
     """Writes the configurations that go with weights in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)

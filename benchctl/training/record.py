@@ -110,10 +110,12 @@ def write_result(
         "provenance": asdict(provenance),
     }
     optimizer = {"muon": "Muon for the weight matrices, AdamW for the rest", "adamw": "AdamW"}[settings.optimizer.name]
+    minutes = position.elapsed_s / 60
+    took = f"{minutes:.0f}" if minutes >= 1 else f"{minutes:.1f}"
     length = (
-        f"{position.step:,} optimiser steps over {position.tokens:,} {result.tokens} in {position.elapsed_s / 60:.0f} "
-        f"minutes on {settings.device}; {optimizer}, linear warm-up over {settings.warmup:.0%}, then a "
-        f"{settings.schedule} to zero{', bfloat16 autocast' if settings.bf16 else ''}."
+        f"{position.step:,} optimiser steps over {position.tokens:,} {result.tokens} in {took} "
+        f"minutes on {settings.device}; {optimizer}, linear warm-up over {settings.warmup:.0%}, then the rate falls to "
+        f"zero ({settings.schedule}){', bfloat16 autocast' if settings.bf16 else ''}."
     )
     use = result.use.format(folder=name, model=target)
     card = render_card(name, replace(result, use=use, method=f"{length} {result.method}"), provenance.command, corpus)

@@ -93,9 +93,9 @@ class TeacherOptions(TrainOptions):
     )
     draft_vocabulary: int | None = setting(
         None,
-        "Tokens that drafters score, the most frequent of the data. For exits and adapters that answer: tokens drawn "
-        "for the loss of each pass. 0: all.  "
-        "[default: 8192 of 32768 and more, else all]",
+        "Number of tokens that drafters score: the most frequent of the data. Where exits or adapters write the "
+        "answer: number of random tokens in the loss of each pass. 0: all.  [default: 8192 if the target has 32768 or "
+        "more, else all]",
         least=0,
         metavar="N",
     )

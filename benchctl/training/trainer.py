@@ -247,7 +247,8 @@ class Trainer:
             if self._progress() == 1:
                 self._save()
                 self.finish()
-            self.measured = self._report_step(loss, tokens / max(now - began, 1e-9))
+            rate = learning_rate(progress, self.settings.warmup, self.settings.schedule)
+            self.measured = self._report_step(rate, loss, tokens / max(now - began, 1e-9))
             if now - saved_at >= self.settings.checkpoint_s:
                 self._save()
                 saved_at = now
@@ -347,7 +348,7 @@ class Trainer:
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self._bf16 else nullcontext()
 
-    def _report_step(self, loss: float, tokens_per_s: float) -> dict[str, dict[str, Tally]]:
+    def _report_step(self, rate: float, loss: float, tokens_per_s: float) -> dict[str, dict[str, Tally]]:
         """Reports and logs the step; returns the held-out measures where they were due."""
         if not self.world.leads:
             return {}
@@ -357,7 +358,7 @@ class Trainer:
             step=step,
             progress=progress,
             loss=loss,
-            rate=learning_rate(progress, settings.warmup, settings.schedule),
+            rate=rate,
             tokens=self.position.tokens,
             elapsed_s=self.position.elapsed_s,
             tokens_per_s=tokens_per_s,

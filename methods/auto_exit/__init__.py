@@ -38,7 +38,7 @@ class AutoExit(ExitHeads, Speculative, Trainable, CarriesOver):
     draft_tokens  tokens drafted per verification, at most
     stop          confidence: a draft ends with a token less likely than a threshold, which follows how likely right and
                   wrong tokens of the exit were; length: the number of tokens with most tokens per layer, perhaps none
-    decay         weight of what is known after a further step; 1 forgets nothing
+    decay         after each step, what earlier rows have shown is multiplied by this; 1 forgets nothing
     memory        run: begin with what the prompts before have shown
     rank, alpha   as in early_exit
     modules       folder of the trained exits

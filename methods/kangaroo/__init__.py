@@ -66,6 +66,10 @@ class Kangaroo(Speculative, Trainable, UsesDraftVocabulary):
         check_options(self, 0, "confidence", most=1)
         refuse_options(self, f"with stop={self.stop}", "confidence" if self.stop == "bandit" else "token_cost")
 
+    @property
+    def drafts_from_text(self) -> bool:  # type: ignore[override]
+        return self.stop != "bandit"
+
     def exit_layer(self, layers: int) -> int:
         return self.exit or max(1, layers // 8)
 

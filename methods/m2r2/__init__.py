@@ -46,8 +46,8 @@ class M2R2(TwoStreamMethod, Speculative, UsesDraftVocabulary):
     width         branches kept at each depth of the draft; 1 is a chain
     confidence    stop before the likeliest branch would have a lower probability; 0 never stops
     source        what drafts: accelerated, or for comparison slow or exit (LITE-style exit of the same size)
-    features      last (ours): the accelerated state also starts from the token before, from its last layer's state, or
-                  for a drafted token from its accelerated one at the gate; none: as in the paper
+    features      last (ours): a trained product of the previous token's state is added at the start: of its last
+                  layer's state, or, if it is drafted, of its accelerated state at the gate; none: as in the paper
     draft_vocabulary  tokens that the gate scores: stored (those kept with the modules, if any) or whole; confidences
                   are shares of these tokens
     """

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.trees import Path, pick, read_widths, wide_tree
-from benchctl.decoding.method import Context, Exactness, Outcome, Speculative
+from benchctl.decoding.method import Context, Exactness, Outcome, Speculative, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.folders import FACTS, load_modules, read_facts, trained_options
@@ -64,6 +64,9 @@ class Medusa(Speculative, Trainable, UsesDraftVocabulary):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive, and {most} at most")
         if self.tree != "sparse":
             read_widths(self.tree, self.heads)
+            refuse_options(self, f"with tree={self.tree}", "nodes")
+        if self.accept == "exact":
+            refuse_options(self, "with accept=exact", "epsilon", "delta")
 
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]

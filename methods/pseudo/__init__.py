@@ -107,6 +107,11 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
         stream.keep(range(last + 1))
         return context.pick(context.target.head(state))
 
+    @property
+    def drafts_from_text(self) -> bool:  # type: ignore[override]
+        """Behind a candidate without pseudo-rows nothing is drafted in the next step."""
+        return self.depth >= self.rows
+
     def _count(self, context: Context, depth: int) -> int:
         """Pseudo-rows behind a candidate so deep: no more than the next draft could use if it is accepted last."""
         return min(self.rows, context.remaining_tokens - depth - 2) if depth <= self.depth else 0

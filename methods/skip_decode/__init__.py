@@ -19,7 +19,7 @@ from torch import Tensor
 from benchctl.decoding.batch import Batched
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method, check_options, one_token
+from benchctl.decoding.method import Context, Method, check_options, one_token, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.folders import load_modules, read_facts
@@ -67,8 +67,8 @@ class SkipDecode(Method, Batched, Trainable):
         least = self.min_layers or self.max_layers
         if least and self.warmup_layers > least:
             raise ValueError(f"warmup_layers {self.warmup_layers} always run, but a token may have {least} layers only")
-        if self.modules and not self.needs_modules:
-            raise ValueError("adapters=none has no modules; they are for adapters=lora")
+        if not self.needs_modules:
+            refuse_options(self, "with adapters=none", "modules", "rank", "alpha")
 
     @property
     def reason(self) -> str:  # type: ignore[override]

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command import cli
 from compared import file_of
 from fixtures_records import BASELINE, RUN, baseline_row, failed, write
 from refusals import refused
 
 from benchctl.analysis.stats.aa import compare_with_itself
-from benchctl.cli import main
 from benchctl.records.schema import Row
 from benchctl.records.writer import RunFile
 
@@ -75,7 +74,7 @@ def test_files_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         write(tmp_path / f"{threads}.jsonl", noisy_rows(6, 2, 0.02, 0), replace(RUN, threads=threads))
         for threads in (1, 2)
     ]
-    result = CliRunner().invoke(main, ["doctor", "--aa", *map(str, paths)])
+    result = cli("doctor", "--aa", *paths)
     assert result.exit_code == 2 and "threads is 2" in result.stderr
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click import unstyle
-from click.testing import CliRunner
+from command import cli
 from compared import file_of, frame_of, group_of, pairs_of
 from fixtures_records import (
     BASELINE,
@@ -42,8 +42,7 @@ from benchctl.analysis.metrics.drafting import (
 )
 from benchctl.analysis.stats.estimates import estimates
 from benchctl.analysis.tables.text import Format, View, render_acceptance
-from benchctl.cli import main
-from benchctl.records.schema import Row
+from benchctl.records.schema import Row, Verdict
 
 
 def values_of(rows: list[Row]) -> dict[str, float | None]:
@@ -171,6 +170,17 @@ def test_programs_get_full_precision_with_intervals() -> None:
     assert (values["histogram", "3"], values["mean_accepted_tokens", ""]) == ("0.5", "1.5")
 
 
+@pytest.mark.parametrize(("verdict", "id"), [("identical", ""), ("lossy", "claim_broken")])
+def test_a_refused_method_is_marked_in_every_format(verdict: Verdict, id: str) -> None:
+    """Its acceptance was shown like that of any other method."""
+    answer = replace(stepped_row([(3, 3), (3, 0)]), verdict=verdict, first_divergence=1 if id else None)
+    groups = [group_of([baseline_row(tokens=6), answer])]
+    assert render_acceptance(groups, "md").count("refused: two_model") == 2 * bool(id)
+    (found,) = json.loads(render_acceptance(groups, "json"))["acceptance"]
+    lines = csv.DictReader(io.StringIO(render_acceptance(groups, "csv")))
+    assert found["refused"] == id and {line["refused"] for line in lines} == {id}
+
+
 def test_suites_and_groups_stand_apart() -> None:
     rows = usual_rows(3)
     both = rows + [replace(row, suite="mt-bench") for row in rows]
@@ -187,6 +197,6 @@ def test_nothing_drafted_is_said_rather_than_shown_as_an_empty_table() -> None:
 
 def test_compare_shows_acceptance_when_asked(tmp_path: Path) -> None:
     path = write(tmp_path / "run.jsonl", usual_rows(3))
-    result = CliRunner().invoke(main, ["compare", str(path), "--acceptance"])
+    result = cli("compare", path, "--acceptance")
     assert result.exit_code == 0
     assert "histogram" in result.output and "speed-up" not in result.output

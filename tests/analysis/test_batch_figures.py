@@ -88,7 +88,7 @@ def test_tables_say_that_they_are_of_batches(format: Format) -> None:
 
 def test_few_batches_are_told_however_many_prompts_they_hold() -> None:
     few = [row for number in range(9) for row in pair_of_batches(number)]
-    assert warned(batched(few), "few_prompts") == [{"count": 9, "unit": "batches", "limit": 20}]
+    assert warned(batched(few), "few_prompts") == [{"count": 9, "unit": "batches", "limit": 20, "publish": 200}]
     assert warned(batched([*few, *pair_of_batches(9)]), "few_prompts") == []
 
 
@@ -96,4 +96,4 @@ def test_of_ten_batches_with_few_answered_prompts_the_prompts_are_counted() -> N
     """Only batches counted, so ten batches gave no warning although all but one of them had failed."""
     rows = [row for number in range(10) for row in pair_of_batches(number)]
     left = [failed(row) if row.label == EXITING and row.batch != rows[0].batch else row for row in rows]
-    assert warned(batched(left), "few_prompts") == [{"count": 2, "unit": "prompts", "limit": 20}]
+    assert warned(batched(left), "few_prompts") == [{"count": 2, "unit": "prompts", "limit": 20, "publish": 200}]

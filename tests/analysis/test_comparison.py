@@ -22,7 +22,7 @@ from fixtures_records import (
 )
 from refusals import refused
 
-from benchctl.analysis.comparison import POOLED, Difference, compare, differences, over
+from benchctl.analysis.comparison import POOLED, Difference, compare, differences, over, with_categories
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.intervals import Interval
 from benchctl.records.writer import RunFile
@@ -126,6 +126,18 @@ def test_suites_come_one_by_one_and_then_pooled() -> None:
     group = group_of(both, replace(RUN, suites=(KOALA, MT_BENCH)))
     speedups = {suite.suite: suite.methods[1].estimate(SPEEDUP).value for suite in group.suites}
     assert speedups == {"koala": 10 / 6, "mt-bench": 26 / 14, POOLED: 36 / 20}
+
+
+def test_one_lossy_answer_refuses_a_method_on_every_suite_and_category() -> None:
+    """It was refused only where that answer is, and lossless everywhere else."""
+    lossy = replace(drafted_row("p0"), verdict="lossy", first_divergence=3)
+    koala = [baseline_row("p0"), lossy, baseline_row("p1"), drafted_row("p1")]
+    rows = koala + [replace(row, suite="mt-bench") for row in koala if row.prompt_id == "p1"]
+    suites = (replace(KOALA, categories={"p0": "maths", "p1": "rag"}), MT_BENCH)
+    (group,) = with_categories([group_of(rows, replace(RUN, suites=suites))])
+    drafted = {part.name: part.methods[1] for part in (*group.categories, *group.suites)}
+    expected = dict.fromkeys(("koala/maths", "koala/rag", "koala", "mt-bench", POOLED), ("claim_broken", False))
+    assert {name: (figures.refused, figures.lossless) for name, figures in drafted.items()} == expected
 
 
 def test_a_prompt_of_the_same_name_in_two_suites_is_two_prompts() -> None:

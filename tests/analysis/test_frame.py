@@ -127,13 +127,3 @@ def test_a_session_whose_baseline_came_to_nothing_is_not_made_up_for_by_another(
     assert pair(frame, DRAFTED, BASELINE).empty
     together = pair(frame, BASELINE, BASELINE)
     assert list(together["session_baseline"]) == [1] and not measured_apart(together)
-
-
-def test_positions_are_counted_for_those_that_draft() -> None:
-    """Each of four steps drafts three tokens, in as many rows, and accepts one: the second is tried and rejected."""
-    frame = frame_of([baseline_row(), drafted_row(steps=4)])
-    plain, drafted = (frame.iloc[place] for place in range(2))
-    assert (drafted["drafting_steps"], drafted["draft_rows"]) == (4, 12)
-    assert [drafted[f"position_tested_{number}"] for number in (1, 2, 3)] == [4, 4, 0]
-    assert [drafted[f"position_accepted_{number}"] for number in (1, 2, 3)] == [4, 0, 0]
-    assert (plain["drafting_steps"], plain["draft_rows"]) == (0, 0)

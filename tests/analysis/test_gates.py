@@ -174,14 +174,14 @@ def _two(tmp_path: Path, new: Sequence[Row], old: Sequence[Row], **changes: Any)
 
 @pytest.mark.parametrize(
     ("factor", "code"),
-    [(1.0, PASSED), (0.98, PASSED), (1.25, FAILED), (0.8, PASSED)],
-    ids=["same", "2%", "10%", "faster"],
+    [(1.0, PASSED), (1.02, PASSED), (1.1, INCONCLUSIVE), (1.25, FAILED), (0.8, PASSED)],
+    ids=["same", "2% longer", "10% longer", "25% longer", "20% shorter"],
 )
 def test_a_label_that_lost_speed_fails(tmp_path: Path, factor: float, code: int) -> None:
     files = _two(tmp_path, _slowed(usual_rows(60), factor, DRAFTED), _slowed(usual_rows(60), 1, seed=1))
     assert _gate(*files).exit_code == code
     labels = _labels(*files)
-    assert {name for name, label in labels.items() if label["outcome"] == "failed"} == ({DRAFTED} if code else set())
+    assert [name for name, label in labels.items() if label["outcome"] == "failed"] == [DRAFTED] * (code == FAILED)
     change = labels[DRAFTED]["changes"][0]
     assert change["ratio"] == pytest.approx(change["now"] / change["then"]) == pytest.approx(1 / factor, rel=0.02)
     assert change["interval"]["low"] < change["ratio"] < change["interval"]["high"]
@@ -327,6 +327,15 @@ def test_a_method_without_a_speed_up_now_fails(tmp_path: Path) -> None:
         assert label["outcome"] == "failed" and label["changes"][0]["now"] is None
 
 
+def test_a_label_that_can_no_longer_run_fails_without_a_note_that_it_is_not_checked(tmp_path: Path) -> None:
+    methods = (*TWO.methods, replace(RUN.methods[2], unsupported="it needs trained exits"))
+    new = write(tmp_path / "new.jsonl", _answers(lambda row: row), replace(RUN, name="new", methods=methods))
+    old = write(tmp_path / "old.jsonl", usual_rows())
+    result = json.loads(_gate(new, "--previous", old, "--format", "json").stdout)
+    assert {label["label"]: label["outcome"] for label in result["labels"]}[EXITING] == "failed"
+    assert [note for note in result["notes"] if EXITING in note] == []
+
+
 def test_a_method_that_failed_on_some_prompts_fails_though_the_others_are_as_fast(tmp_path: Path) -> None:
     """Its speed was that of the prompts that were left, and nothing was said."""
     some = _answers(failed)
@@ -338,6 +347,13 @@ def test_a_method_that_failed_on_some_prompts_fails_though_the_others_are_as_fas
 def test_an_earlier_run_of_other_settings_cannot_be_compared(tmp_path: Path, change: dict[str, Any]) -> None:
     result = _gate(*_two(tmp_path, usual_rows(), usual_rows(), **change))
     assert result.exit_code == INVALID and next(iter(change)) in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--speedup-above", "--tokens-above"])
+def test_more_than_the_earlier_speed_cannot_be_asked_for(tmp_path: Path, flag: str) -> None:
+    """With 1.5 a label as fast as before was inconclusive, however much was measured."""
+    files = _two(tmp_path, usual_rows(), usual_rows())
+    assert [_gate(*files, flag, ratio).exit_code for ratio in (1, 1.01)] == [INCONCLUSIVE, 2]
 
 
 def test_earlier_results_without_a_speed_are_invalid_and_no_condition_is_wrong_usage(tmp_path: Path) -> None:

@@ -76,6 +76,17 @@ def test_an_answer_that_left_the_baseline_s_in_one_repeat_alone_is_the_one_shown
     ]
 
 
+def test_an_answer_that_broke_a_claim_in_a_disturbed_round_is_shown(tmp_path: Path) -> None:
+    """The claim was broken by an answer that the report did not contain."""
+    rows = usual_rows(3)
+    again = [replace(row, repeat=RUN.repeats) for row in rows if row.prompt_id == "p2"]
+    odd = next(at for at, row in enumerate(rows) if (row.label, row.prompt_id) == (DRAFTED, "p2"))
+    rows[odd] = replace(rows[odd], verdict="lossy", first_divergence=1, invalid="throttled")
+    (group,) = groups_of(tmp_path, [*rows, *again])
+    found = [(each.verdict, each.place.prompt_id) for each in answers(1, group) if each.place.label == DRAFTED]
+    assert found == [("lossy", "p2"), ("identical", "p0"), ("identical", "p1")]
+
+
 def test_no_method_has_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html_answers, "MOST_OF_A_METHOD", 4)
     (group,) = usual_groups()

@@ -9,6 +9,7 @@ import pytest
 from pages import usual_groups, usual_page
 
 from benchctl.analysis.html.page import MAIN, embedded, other_pictures, picture
+from benchctl.analysis.plots import acceptance, latency
 from benchctl.analysis.plots.axes import svg
 from benchctl.analysis.plots.catalogue import Request, helps, plot
 from benchctl.analysis.plots.style import SIZES
@@ -44,3 +45,12 @@ def test_other_pictures_are_drawn_where_the_runs_have_their_figures() -> None:
     """The usual rows have drafts and times, but no profile and no label with several values of an option."""
     names = {text.rstrip("."): name for name, text in helps().items()}
     assert [names[each.title] for each in other_pictures(usual_groups()[0], "g1-")] == ["acceptance", "latency"]
+
+
+def test_a_picture_without_room_for_all_methods_keeps_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was left out without a word."""
+    for plot_of in (acceptance, latency):
+        monkeypatch.setattr(plot_of, "_MOST", {"screen": 0})
+    found = other_pictures(usual_groups()[0], "g1-")
+    titles = [helps()[name].rstrip(".") for name in ("acceptance", "latency")]
+    assert [(each.title, each.svg, bool(each.problem)) for each in found] == [(title, "", True) for title in titles]

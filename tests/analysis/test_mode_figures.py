@@ -131,6 +131,15 @@ def test_a_method_without_phases_has_a_column_for_that_time() -> None:
     assert "not split" in titles(group)["A step, ms"] and value_of(group, STEP_UNSPLIT) == pytest.approx(1.0)
 
 
+def test_speed_ups_in_replay_of_a_refused_method_are_marked() -> None:
+    """Only those of free running were."""
+    lossy = [replace(row, verdict="lossy", first_divergence=1) for row in free_rows() if row.label == DRAFTED]
+    group = grouped(*(row for row in free_rows() if row.label == BASELINE), *lossy, *replay_rows())
+    columns = next(block.columns for block in metric_blocks(group) if block.title == "Replay")
+    cells = {column.title: column.cell(figures_of(group)) for column in columns}
+    assert (cells["speed-up [95%]"], cells["decode only"]) == ("refused 4.50x", "refused 8.00x")
+
+
 def test_failures_in_a_mode_are_counted() -> None:
     rows = replay_rows()
     rows[1] = replace(failed(rows[1], "ValueError: no"), mode="replay")

@@ -1,4 +1,4 @@
-"""The picture of acceptance: its shares are those of the steps gone through one by one."""
+"""The picture of acceptance: which methods are in it, and what stands for their shares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fixtures_records import DRAFTED, EXITING, RUN, baseline_row, exiting_row, method, stepped_row, write
 from pages import groups_of
-from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from pictures import LOOKS, assert_picture_readable, figure_of, texts, write_picture
 from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
@@ -53,23 +53,6 @@ def usual_groups(tmp_path: Path) -> tuple[Group, ...]:
     return groups_of(tmp_path, [*rows_of(ANSWERS), exiting_row()], run_of(*ANSWERS))
 
 
-@pytest.mark.parametrize("label", ANSWERS)
-def test_shares_are_those_of_the_steps_one_by_one(tmp_path: Path, label: str) -> None:
-    (group,) = usual_groups(tmp_path)
-    (found,) = accepted(1, group, [label])
-    steps = [step for answer in ANSWERS[label] for step in answer if step[0]]
-    deepest = max(drafted for drafted, _ in steps)
-    assert len(found.conditional) == deepest and len(found.histogram) == deepest + 1
-    for position, estimate in enumerate(found.conditional, 1):
-        tested = [kept for drafted, kept in steps if drafted >= position and kept >= position - 1]
-        share = sum(kept >= position for kept in tested) / len(tested)
-        assert estimate.value == pytest.approx(share)
-        if position <= 2:  # the last ones are reached by few
-            assert estimate.interval is not None and estimate.interval.low <= share <= estimate.interval.high
-    for kept, estimate in enumerate(found.histogram):
-        assert estimate.value == pytest.approx(sum(accepted == kept for _, accepted in steps) / len(steps))
-
-
 def test_only_the_methods_asked_for_are_drawn_and_those_that_draft_nothing_are_refused(tmp_path: Path) -> None:
     groups, out = usual_groups(tmp_path), tmp_path / "plot.svg"
     assert drafting(groups) == (DRAFTED, OTHER)
@@ -105,6 +88,8 @@ def test_each_method_has_axes_with_its_colour_bars_for_steps_and_a_line_for_posi
     figure = figure_of("acceptance", [group], SIZES["screen"])
     for axes, label in zip(figure.axes, ANSWERS, strict=True):
         (found,) = accepted(1, group, [label])
+        deepest = max(drafted for answer in ANSWERS[label] for drafted, _ in answer)
+        assert len(found.conditional) + 1 == len(found.histogram) == deepest + 1
         heights = [patch.get_height() for patch in axes.patches]  # type: ignore[attr-defined]
         assert heights == pytest.approx([estimate.value for estimate in found.histogram])
         expected = [[at, each.value] for at, each in enumerate(found.conditional, 1) if each.interval]
@@ -126,7 +111,5 @@ def test_a_position_that_too_few_drafts_reach_for_an_interval_is_left_out(tmp_pa
 def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
     long = "early_exit[mode=draft,head=trained,threshold=0.5,exits=4,draft_tokens=2]"
     answers = ANSWERS | {long: chance_steps(3, 2)}
-    groups, style = groups_of(tmp_path, rows_of(answers), run_of(*answers)), SIZES[size]
-    write_picture("acceptance", groups, tmp_path / f"plot{ending}", style)
-    figure = figure_of("acceptance", groups, style)
-    assert_readable(figure, style)
+    groups = groups_of(tmp_path, rows_of(answers), run_of(*answers))
+    assert_picture_readable("acceptance", groups, SIZES[size], tmp_path / f"plot{ending}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from compared import group_of
 from fixtures_records import KOALA, MT_BENCH, RUN, usual_rows, write
 from matplotlib.text import Text
 from refusals import refused
@@ -31,6 +33,16 @@ def test_a_picture_leaves_out_options_in_which_no_labels_differ() -> None:
 )  # fmt: skip
 def test_numbers_have_three_digits_and_none_is_less_than_nothing_by_rounding(value: float, text: str) -> None:
     assert three_digits(value) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [({}, {"cpu", "64"}), ({"temperature": 0.7}, {"cpu", "64", "0.7"}), ({"imported": "EAGLE"}, {"EAGLE"})],
+)
+def test_settings_are_those_that_are_known_of_a_run(changes: dict[str, Any], shown: set[str]) -> None:
+    """Above pictures of imported files stood a device and threads, which such files do not contain."""
+    text = settings(group_of(usual_rows(1), replace(RUN, **changes)))
+    assert {fact for fact in ("cpu", "64", "0.7", "EAGLE") if fact in text} == shown
 
 
 def test_a_column_has_room_for_one_panel(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compared import file_of
 from fixtures_records import BASELINE, DRAFTED, EXITING, RUN, baseline_row, failed, method, usual_rows, write
 from pages import groups_of
-from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from pictures import LOOKS, assert_picture_readable, texts, write_picture
 from refusals import refused
 
 from benchctl.analysis.comparison import compare
@@ -57,6 +58,15 @@ def test_disturbed_rounds_failures_and_what_the_baseline_did_not_answer_are_left
     for latency in latencies(group, TPOT, LABELS):
         assert len(latency.seconds) == 6
         assert latency.seconds.max() < 2
+
+
+def test_answers_of_files_that_share_no_session_are_counted_once() -> None:
+    """Each was counted once for every answer of the baseline to that prompt."""
+    parts = {"one.jsonl": BASELINE, "two.jsonl": BASELINE, "three.jsonl": DRAFTED}
+    imported = replace(RUN, imported="EAGLE")
+    files = [file_of([row for row in varied(6) if row.label == label], imported, name) for name, label in parts.items()]
+    (group,) = compare(files)
+    assert [len(found.seconds) for found in latencies(group, TPOT, (BASELINE, DRAFTED))] == [12, 6]
 
 
 def test_an_answer_of_one_token_has_no_time_per_token(tmp_path: Path) -> None:
@@ -139,7 +149,5 @@ def test_files_that_tell_no_times_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "ending"), LOOKS)
 def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
-    groups, style = groups_of(tmp_path, varied(10)), SIZES[size]
-    write_picture("latency", groups, tmp_path / f"plot{ending}", style)
-    figure = figure_of("latency", groups, style)
-    assert_readable(figure, style)
+    groups = groups_of(tmp_path, varied(10))
+    assert_picture_readable("latency", groups, SIZES[size], tmp_path / f"plot{ending}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from fixtures_records import (
     drafted_row,
     exiting_row,
 )
+from fixtures_scores import both_orders
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -37,7 +39,7 @@ from matplotlib.text import Text
 from pictures import assert_readable, draw, words_of
 
 from benchctl.analysis.comparison import Group, by_suite, compare
-from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH, TARGET_AGREEMENT, TOKEN_AGREEMENT
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.plots.fidelity_axis import FidelityAxis, default_axis
 from benchctl.analysis.plots.pareto import items_of, panel_of
@@ -195,6 +197,38 @@ def test_without_several_lossless_methods_the_frontier_starts_at_the_left_edge()
 def test_the_title_is_the_finding() -> None:
     title, *_ = words_of(pareto(usual()))
     assert title.get_text() == f"two_model: {speed(DRAFTED):.2f}x, same answers"
+
+
+def test_the_title_names_no_lossy_methods_where_there_are_none() -> None:
+    broken = replace(drafted_row(), verdict="lossy", first_divergence=1)
+    (group,) = groups_of([baseline_row(), broken], RUN)
+    assert "lossy" not in panel_of(group, FidelityAxis(TOKEN_AGREEMENT)).title
+
+
+def test_exact_methods_of_a_sampled_run_keep_their_claim_and_may_be_the_best() -> None:
+    """They were crossed out as not confirmed, although sampled answers are never compared."""
+    sampled: dict[str, Any] = {"verdict": "sampled", "first_divergence": None, "margin": None, "noise": None}
+    rows = list[Row]()
+    for prompt_id in ("p0", "p1", "p2", "p3", "p4", "p5"):
+        drafted, wrong = drafted_row(prompt_id), replace(exiting_row(prompt_id), text="wrong")
+        rows += [baseline_row(prompt_id), replace(drafted, **sampled), replace(wrong, **sampled)]
+    suite = replace(KOALA, exact_answers={row.prompt_id: ("text",) for row in rows})
+    (group,) = groups_of(rows, replace(RUN, temperature=0.7, suites=(suite,)))
+    panel = panel_of(group, FidelityAxis(EXACT_MATCH))
+    found = {dot.label: (dot.look, dot.best) for dot in panel.dots}
+    assert found == {BASELINE: ("baseline", False), DRAFTED: ("claimed", True), EXITING: ("lossy", False)}
+    assert "1.67x" in panel.title
+
+
+def test_a_file_of_the_baseline_alone_has_a_panel_of_quality() -> None:
+    """It ended with a traceback, because no method of that panel has scores."""
+    answers = [(baseline_row(f"p{number}"), replace(exiting_row(f"p{number}"), text="mine")) for number in range(6)]
+    scores = [one for usual, _ in answers for one in both_orders(usual.prompt_id, (6, 7), (6, 7))]
+    judged = file_of([row for pair in answers for row in pair])
+    other = replace(RUN, threads=2, methods=RUN.methods[:1])
+    groups = compare([judged, file_of([usual for usual, _ in answers], other, "b.jsonl")], scores)
+    panels = pareto(groups, quality="quality").axes
+    assert [list(points(axes)) for axes in panels] == [[BASELINE, EXITING], [BASELINE]]
 
 
 def check_words(figure: Figure, style: Style) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fixtures_records import RUN, baseline_row, drafted_row, exiting_row, write
-from pictures import LOOKS, assert_readable, figure_of, write_picture
+from pictures import LOOKS, assert_picture_readable, figure_of, write_picture
 from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
@@ -184,7 +184,4 @@ def test_more_lines_than_can_be_told_apart_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "ending"), LOOKS)
 def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
-    groups, style = drafting_groups(tmp_path), SIZES[size]
-    write_picture("sweep", groups, tmp_path / f"plot{ending}", style)
-    figure = figure_of("sweep", groups, style)
-    assert_readable(figure, style)
+    assert_picture_readable("sweep", drafting_groups(tmp_path), SIZES[size], tmp_path / f"plot{ending}")

@@ -9,9 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, usual_file
+from compared import file_of
+from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, usual_file
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN
-from pictures import LOOKS, assert_readable, figure_of, texts, write_picture
+from pictures import LOOKS, assert_picture_readable, texts, write_picture
 from refusals import refused
 
 from benchctl.analysis.comparison import Group, compare
@@ -193,10 +194,8 @@ def test_the_fastest_method_comes_first_and_small_changes_have_no_row(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "ending"), LOOKS)
 def test_every_text_can_be_read(size: str, ending: str, tmp_path: Path) -> None:
-    groups, style = groups_of(noisy_file(random.Random(0))), SIZES[size]
-    write_picture("waterfall", groups, tmp_path / f"plot{ending}", style)
-    figure = figure_of("waterfall", groups, style)
-    assert_readable(figure, style)
+    groups = groups_of(noisy_file(random.Random(0)))
+    assert_picture_readable("waterfall", groups, SIZES[size], tmp_path / f"plot{ending}")
 
 
 def test_more_methods_than_there_is_room_for_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, file_of, row_of, usual_file
+from compared import file_of
+from fixtures_predict import DRAFTING, PLAIN, TOKENS, Step, both, row_of, usual_file
 from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, TARGET, failed
 from refusals import refused
 
@@ -225,7 +226,7 @@ def replace_modules(sha256: str) -> RunFile:
     [
         ([file_of([row_of(BASELINE, [PLAIN])])], "only_baseline", "--method"),
         (
-            [usual_file(), file_of(usual_file().rows, replace(RUN, dtype="bfloat16"), "other")],
+            [usual_file(), file_of(usual_file().rows, replace(RUN, dtype="bfloat16"), "other.jsonl")],
             "runs_differ",
             "other.jsonl: dtype is bf",
         ),

@@ -228,8 +228,8 @@ def test_the_loss_of_a_lossy_method_is_shown_with_interval_and_count(tmp_path: P
     rows, run = _checked(lost=5)
     text = _text(tmp_path, rows=rows, run=run, view=FULL)
     table = text[text.index("Exact match") :]
-    assert re.search(r"autoregressive +1\.000 \[1\.000, 1\.000\] +baseline +20\n", table)
-    assert re.search(r"two_model[^\n]* 1\.000 \[1\.000, 1\.000\] +\+0\.000 \[\+0\.000, \+0\.000\] +20\n", table)
+    assert re.search(r"autoregressive +1\.000 \[0\.832, 1\.000\] +baseline +20\n", table)
+    assert re.search(r"two_model[^\n]* 1\.000 \[0\.832, 1\.000\] +\+0\.000 \[\+0\.000, \+0\.000\] +20\n", table)
     assert re.search(r"early_exit +0\.750 \[0\.\d+, 0\.\d+\] +-0\.250 \[-0\.\d+, -0\.\d+\] +20\n", table)
     assert re.search(r"\| \+0\.000 \[\+0\.000, \+0\.000\] \| 20 \|", _text(tmp_path, "md", rows, run, FULL))
     lost = _figures(tmp_path, rows, run)[EXITING]

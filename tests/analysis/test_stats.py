@@ -1,17 +1,25 @@
 """Intervals worked out by hand: pairing, sessions, repeats, and no interval where there is no telling."""
 
+from collections.abc import Sequence
 from math import log
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
+from benchctl.analysis.frame.build import remembering
+from benchctl.analysis.judges.figures import SCORE_DIFFERENCE
+from benchctl.analysis.metrics.faithfulness import EXACT_MATCH
+from benchctl.analysis.stats.estimates import estimates
 from benchctl.analysis.stats.intervals import (
     Floats,
     Interval,
     Levels,
+    Observations,
     critical,
     p_value,
+    quotient,
     ratio_intervals,
 )
 
@@ -260,3 +268,61 @@ def test_shares_are_weighted_by_what_they_are_shares_of() -> None:
     error = (15 / 16 * ((logs - logs.mean()) ** 2).sum()) ** 0.5
     assert interval.high / (3 / 16) == pytest.approx(np.exp(2.1314 * error), rel=1e-4)
     assert interval.high < 0.75
+
+
+def test_a_difference_may_be_negative_where_no_observation_is() -> None:
+    """Two gains of one point on ten prompts were significant: the interval was that of a logarithm."""
+    gains = np.array([[1.0], [1], *[[0]] * 8])
+    less = (np.zeros((10, 1)), np.ones((10, 1)))
+    (found,) = ratio_intervals(gains, np.ones((10, 1)), _levels(1, 10, 1), less=less, outcomes=[True])
+    assert found is not None
+    half_width = critical(0.05, 9) * gains.std(ddof=1) / 10**0.5
+    assert (found.low, found.high) == pytest.approx((0.2 - half_width, 0.2 + half_width))
+
+
+def _judged(values: Sequence[float], column: str) -> pd.DataFrame:
+    """One judged answer per prompt."""
+    session = {"file": 0, "session": 0, "file_baseline": 0, "session_baseline": 0, "suite": "koala"}
+    return pd.DataFrame({column: values, "checked_answers": 1.0, **session, "batch": range(len(values))})
+
+
+def test_a_difference_of_scores_that_is_never_negative_may_be_by_chance() -> None:
+    (found,) = estimates(_judged([1, 1, *[0] * 8], "difference"), [SCORE_DIFFERENCE])
+    assert found.value == pytest.approx(0.2)
+    assert found.interval is not None and found.interval.low < 0
+
+
+@pytest.mark.parametrize(("right", "ends"), [(0, (0, 0.0881)), (1, (0.9119, 1))])
+def test_a_share_of_none_or_all_answers_is_as_uncertain_as_a_binomial_one(right: int, ends: tuple[float, ...]) -> None:
+    """None of 40 right had the interval [0, 0]; 1 - 0.025^(1/40) is 0.0881."""
+    (found,) = estimates(_judged([right] * 40, "right_answers"), [EXACT_MATCH])
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == pytest.approx(ends, abs=1e-4)
+
+
+def _observations(sessions: Sequence[Sequence[str]]) -> Observations:
+    """Prompts k of a baseline time of 1.2 and prompts m of 2.0, where the method takes 1."""
+    names = [(number, name) for number, session in enumerate(sessions) for name in session]
+    tops = np.array([1.2 if name.startswith("k") else 2.0 for _, name in names])
+    return Observations(
+        tops, np.ones(len(names)), np.array([number for number, _ in names]), [name for _, name in names]
+    )
+
+
+def test_a_session_that_was_interrupted_changes_no_ratio_of_two_runs() -> None:
+    """The second session has one of two suites. The ratio was 0.923, since its prompts counted twice."""
+    slow, fast = [f"k{number}" for number in range(10)], [f"m{number}" for number in range(10)]
+    found = quotient(_observations([[*slow, *fast], slow]), _observations([[*slow, *fast]]), 0.03)
+    assert found is not None
+    assert found.now / found.then == pytest.approx(1)
+    assert found.by_sessions == pytest.approx(0, abs=1e-9)
+
+
+def test_a_later_turn_of_an_engine_is_not_compared_with_one_after_another_text() -> None:
+    """Its first turns differ by rounding, so the same short second answer may come in other steps."""
+    turns = pd.DataFrame(
+        {"label": "a", "suite": "s", "prompt_id": "p", "turn": [0, 1, 0, 1], "error": None, "steps": 2}
+    )
+    answers = turns.assign(answer_id=[1, 9, 2, 9], steps_id=[1, 5, 2, 6])
+    assert remembering(answers, same_answers=True) == []
+    assert remembering(answers.assign(answer_id=[1, 9, 1, 9]), same_answers=True) == ["a"]

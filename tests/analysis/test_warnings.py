@@ -122,6 +122,17 @@ def test_a_speed_up_that_rests_on_answers_that_repeat_themselves(fast_s: float, 
         assert (values["speedup"], values["sound"]) == (pytest.approx(80 / 42), pytest.approx(1 / 0.8))
 
 
+def test_a_refused_speed_up_is_not_said_to_rest_on_answers_that_repeat_themselves() -> None:
+    """The warning named the fastest method, also where no figure of it may be used."""
+    rows = list[Row]()
+    for prompt_id, step_s, token_ids in (("p0", 0.3, (9, *(4, 5) * 20)), ("p1", 0.9, tuple(range(41)))):
+        usual = replace(baseline_row(prompt_id, tokens=41), token_ids=token_ids)
+        rows += [usual, replace(usual, label=DRAFTED, step_s=(step_s,) * 40, verdict="identical")]
+    lossy = replace(rows[-1], verdict="lossy", first_divergence=3)
+    found = [warned(group_of(each), "answers_repeat") for each in (rows, [*rows[:-1], lossy])]
+    assert [len(each) for each in found] == [1, 0]
+
+
 def test_an_exact_method_with_a_lossy_answer() -> None:
     broken = replace(drafted_row(), verdict="lossy", first_divergence=3)
     group = group_of([baseline_row(), broken, exiting_row()])
@@ -134,7 +145,7 @@ def test_failures_and_few_prompts() -> None:
     assert ids(group) == ["generations_failed", "few_prompts"]
     failure = {"label": DRAFTED, "generations": 1, "mode": "free", "prompt": "koala/p1", "error": "out of memory"}
     assert warned(group, "generations_failed") == [failure]
-    assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompt", "limit": 10}]
+    assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompt", "limit": 10, "publish": 100}]
 
 
 @pytest.mark.parametrize(("foreign_cores", "expected"), [(0.1, []), (1.8, [(1.8, "throughout")])])

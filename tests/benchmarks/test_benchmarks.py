@@ -1,4 +1,4 @@
-"""The command line of `make bench`, and what the benchmarks compute."""
+"""The command line of `python -m benchmarks`, and what the benchmarks compute."""
 
 from __future__ import annotations
 

@@ -2,17 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from command import cli
 from fixtures_records import DRAFTED, EXITING, KOALA, RUN, drafted_row, usual_rows, write
 
-from benchctl.cli import main
-
-
-def _compare(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+_compare = partial(cli, "compare")
 
 
 @pytest.fixture

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from click.testing import Result
 from command import cli, ok
+from fixtures_records import baseline_row, failed, write
 from fixtures_run import invoke_run
 from plain_t5 import tiny_t5
 from tiny import tiny_target, tiny_tokenizer
 from untrained import facts_of, untrained
 
+from benchctl.cli.run import _is_incomplete
 from benchctl.decoding.loop import decode
 from benchctl.decoding.modules.folders import save_modules
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.medusa import Medusa
+from benchctl.records.schema import Row
 from benchctl.records.writer import read
 
 
@@ -238,18 +243,53 @@ def test_resuming_with_other_settings_is_refused_and_keeps_every_row(here: Path)
     assert (here / "out.jsonl").read_bytes() == before
 
 
+def fail(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError("out of luck")
+
+
 def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("out of luck")
-
+    """With --resume it did not: nothing was left to measure."""
     monkeypatch.setattr("benchctl.measuring.measure.decode", fail)
     result = invoke_run("--method", "prompt_lookup")
     assert result.exit_code == 1
     assert "16 FAILED" in result.stderr
     errors = {row.error for row in read(here / "out.jsonl").rows if row.turn == 0}
     assert errors == {"RuntimeError: out of luck"}
+    again = invoke_run("--method", "prompt_lookup", "--resume")
+    assert (again.exit_code, again.stdout.splitlines()[-1]) == (1, "Results: out.jsonl")
+
+
+def test_a_resumed_run_whose_last_generation_fails_succeeds(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was the only one that this process measured, so the exit code was 1."""
+    words = ("--method", "prompt_lookup", "--repeats", "1")
+    ok(invoke_run(*words))
+    lines = (here / "out.jsonl").read_bytes().splitlines(keepends=True)
+    (here / "out.jsonl").write_bytes(b"".join(lines[:-1]))
+    monkeypatch.setattr("benchctl.measuring.measure.decode", fail)
+    ok(invoke_run(*words, "--resume"))
+    errors = [row.error for row in read(here / "out.jsonl").rows if row.repeat >= 0 and row.error]
+    assert errors == ["RuntimeError: out of luck"]
+
+
+LACKING = failed(baseline_row("p1"), "out_of_memory: no room")
+
+
+@pytest.mark.parametrize(
+    ("rows", "incomplete"),
+    [
+        ([failed(baseline_row())], True),
+        ([baseline_row(), failed(baseline_row("p1"))], False),
+        ([baseline_row(), LACKING], True),
+        ([baseline_row(), LACKING, replace(baseline_row("p1"), repeat=1)], True),
+        ([baseline_row(), LACKING, replace(baseline_row("p1"), repeat=2)], False),  # repeat 0, measured again
+        ([baseline_row(), LACKING, replace(LACKING, repeat=2)], True),
+        ([baseline_row(), replace(LACKING, repeat=-1)], False),  # warm-up
+    ],
+)
+def test_a_run_is_incomplete_by_all_that_its_file_has(rows: Sequence[Row], incomplete: bool, tmp_path: Path) -> None:
+    assert _is_incomplete(write(tmp_path / "run.jsonl", rows)) == incomplete
 
 
 def test_an_interrupted_run_keeps_what_was_measured(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,15 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     check_device("cuda:1")
 
 
+def test_an_estimate_for_a_gpu_that_is_not_there_is_refused(
+    words: list[object], monkeypatch: pytest.MonkeyPatch, raised: list[str]
+) -> None:
+    """It was a traceback."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    refused("train", "medusa", *words[:2], "--estimate", "--device", "cuda")
+    assert raised[-1] == "no_gpu"
+
+
 def test_an_out_folder_that_cannot_be_used_is_refused(words: list[object], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "done").mkdir()
@@ -83,7 +92,10 @@ def test_an_out_folder_that_cannot_be_used_is_refused(words: list[object], tmp_p
         assert fact in refused("train", "medusa", *words, "--out", tmp_path / out)
 
 
-def test_the_command_line_is_recorded_without_paths(tmp_path: Path) -> None:
+def test_the_command_line_is_recorded_without_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file had the name of a number that was given, training ended with a traceback."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "3").touch()
     context = train.make_context("train", ["draft"])
     out, data = tmp_path / "x", ("--data", str(tmp_path), "--data", "owner/name")
     words = [*data, "--out", str(out), "--model", "medusa", "--answers-only", "--resume", "--steps", "3"]

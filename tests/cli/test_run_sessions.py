@@ -131,7 +131,8 @@ def test_a_session_ends_with_its_parent_process(here: Path, root: Path) -> None:
 
 @pytest.mark.parametrize("measured", [True, False])
 def test_a_session_that_fails_ends_the_run_with_its_exit_code(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
-    """Where nothing was measured, there is nothing to continue."""
+    """Where nothing was measured, there is nothing to continue. The advice lacked --out, which has a name with the time
+    where none was given."""
 
     def fail(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         out = Path(command[-1].removeprefix("--out="))
@@ -144,6 +145,7 @@ def test_a_session_that_fails_ends_the_run_with_its_exit_code(monkeypatch: pytes
     result = invoke()
     assert (result.exit_code, result.stdout) == (2, "")
     assert ("kept-1.jsonl" in result.stderr and "exit code 2" in result.stderr) == measured
+    assert ("--out kept.jsonl --resume" in result.stderr) == measured
 
 
 @pytest.mark.parametrize("prompts", [20, 3])

@@ -164,7 +164,7 @@ def test_a_cache_that_cannot_be_written_is_said(
 ) -> None:
     """All checks passed, and then doctor ended with a traceback."""
 
-    def refuse(name: str, passed: bool) -> None:
+    def refuse(name: str, label: str, passed: bool) -> None:
         raise OSError(30, "Read-only file system", "")
 
     monkeypatch.setattr(registry, "note_examined", refuse)

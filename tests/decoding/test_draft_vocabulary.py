@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import ExitRule, Naive, TreeDrafter, exit_drafter, replay_tree
+from oracles import ExitRule, Naive, TreeDrafter, exit_drafter, heads_drafter, replay_tree
 from refusals import refused
 from runs import NEW_TOKENS, VOCABULARY, Pair, answer, pair, prompt_of, rounds_of
 from safetensors.torch import save_file
@@ -149,15 +149,13 @@ def _two_model(models: Pair) -> TreeDrafter:
 
 def _medusa(head: Literal["own", "shared"], models: Pair) -> TreeDrafter:
     """The tree 3x2 by the definition, of the state before the root."""
-    heads, model = untrained(Medusa(heads=2, head=head), models.target).double(), models.naive.model
+    heads, lm_head = untrained(Medusa(heads=2, head=head), models.target).double(), models.naive.model.lm_head
 
-    def draft(text: list[int], budget: int) -> list[list[int]]:
-        final = model.model.norm(models.naive.last_states(text[:-1])[-1])
-        said = [each(final) if head == "own" else model.lm_head(each(final)) for each in heads.children()]
-        first, second = (masked(logits).argsort(descending=True).tolist() for logits in said)
-        return [[one, other][: max(budget, 0)] for one in first[:3] for other in second[:2]]
+    def said(final: Tensor) -> list[Tensor]:
+        states = [each(final) for each in heads.children()]
+        return [masked(state if head == "own" else lm_head(state)) for state in states]
 
-    return draft
+    return heads_drafter(models.naive, (3, 2), said)
 
 
 def _m2r2(width: int, models: Pair) -> TreeDrafter:

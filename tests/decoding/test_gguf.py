@@ -97,6 +97,7 @@ def test_a_sentencepiece_vocabulary_keeps_every_space(tmp_path: Path, shared: Pa
     [
         ({"architecture": "mamba"}, "unknown_family"),
         ({"scaling": True}, "unsupported_rope"),
+        ({"keys": {"rope.scale_linear": 4.0}}, "unsupported_rope"),
         ({"keys": {"rope.dimension_count": 8}}, "unsupported_rope"),
         ({"keys": {"attention.sliding_window": 4}}, "unknown_family"),
         ({"keys": {"attention.scale": 0.5}}, "unknown_family"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
-from cheats import MergesPasses
+from cheats import MergesPasses, RecitesFromStart
 from fakes_measuring import Plain
 from refusals import refused
 from runs import pair, ticking
@@ -231,26 +231,6 @@ class Spoiled(Speculative):
 
 
 @dataclass
-class Recites(Method):
-    """Decodes in `serve`, which once was not timed, and repeats the answer without running anything."""
-
-    answer: tuple[int, ...] = ()
-    at: int = 0
-
-    @contextmanager
-    def serve(self, target: Target, timer: Timer | None) -> Iterator[Target]:
-        self.answer, self.at = decode(Plain(), target, DecodeRequest(PROMPT, NEW_TOKENS)).token_ids, 0
-        yield target
-
-    def start(self, context: Context) -> int:
-        return self.answer[0]
-
-    def step(self, context: Context) -> Sequence[int]:
-        self.at += 1
-        return (self.answer[self.at],)
-
-
-@dataclass
 class Unkept(Plain):
     """Runs a row more than its text has, and keeps it."""
 
@@ -300,10 +280,10 @@ def test_a_step_returns_the_tokens_it_verified(error: str, spoil: Callable[[tupl
         run(Spoiled(spoil))
 
 
-def test_an_answer_from_before_the_clock_is_refused() -> None:
-    """It once had a speed-up of 5,997x and was lossless without a warning."""
+def test_an_answer_that_no_pass_of_a_step_gave_is_refused() -> None:
+    """Decoded before the clock started, it once had a speed-up of 5,997x and was lossless without a warning."""
     with refused("more_tokens_than_passes", "0 passes"):
-        run(Recites())
+        run(RecitesFromStart())
 
 
 def test_the_cache_holds_the_text_and_nothing_else() -> None:

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 import torch
-from tiny import VOCABULARY, tiny_model, tiny_target
+from tiny import VOCABULARY, tiny_target
 from torch import Tensor
 
 from benchctl.decoding.kv.stream import Stream
@@ -239,36 +239,6 @@ def test_branches_do_not_see_an_absent_row_either() -> None:
         stream.advance()
         logits.append(stream.logits()[:2])
     assert_same(logits[0], logits[1])
-
-
-def test_fill_gives_upper_layers_the_keys_of_the_frozen_state() -> None:
-    """State propagation: to a model whose upper layers add nothing, the same state would arrive at each of them."""
-    model = tiny_model("llama", layers=4, seed=1, dtype=torch.float64)
-    for layer in model.model.layers[2:]:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
-    still = after(Target(model, None), TEXT[:9])
-    stream = after(target_of("llama"), TEXT[:8])
-    stream.push(TEXT[8:9])
-    stream.advance(2)
-    before = stream.states.clone()
-    stream.fill(2)
-    assert torch.equal(stream.states, before)
-    assert stream.cache.lengths == [9] * 4
-    for ours, theirs in zip(stream.cache.kv, still.cache.kv, strict=True):
-        assert_same(ours[:, 8], theirs[:, 8])
-
-
-def test_a_filled_row_is_never_run_again() -> None:
-    stream = after(target_of("llama"), TEXT[:8])
-    stream.push(TEXT[8:9])
-    stream.advance(2)
-    stream.fill(2)
-    stream.keep([0])
-    assert stream.rows == 0
-    filled = stream.cache.kv[3][:, 8].clone()
-    commit(stream, TEXT[9:11])
-    assert torch.equal(stream.cache.kv[3][:, 8], filled)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

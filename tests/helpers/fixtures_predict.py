@@ -1,12 +1,12 @@
 """Rows of a made-up machine, on which it is known what every phase of a step takes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, RUN, baseline_row
+from compared import file_of
+from fixtures_records import BASELINE, DRAFTED, EXITING, LAYERS, baseline_row
 
-from benchctl.records.schema import Mode, Row, Run
+from benchctl.records.schema import Mode, Row
 from benchctl.records.writer import RunFile
 
 PHASES = ("draft", "verify", "commit", "host")
@@ -57,10 +57,6 @@ def both(label: str, steps: Sequence[Step], slower: float = 1.0) -> list[Row]:
     return [
         row_of(label, steps, mode, f"p{prompt}", slower) for prompt in range(PROMPTS) for mode in ("free", "profile")
     ]
-
-
-def file_of(rows: Iterable[Row], run: Run = RUN, name: str = "made up") -> RunFile:
-    return RunFile(Path(f"{name}.jsonl"), run, tuple(rows))
 
 
 def usual_file(slower: float = 1.0) -> RunFile:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from oracles import Naive, caught_up
 from torch import Tensor
-from two_streams import accelerated_beside, masked
+from two_streams import accelerated_beside, hooked_states, masked
 
 from benchctl.methods.m2r2.gates import EPS, Interval
 from benchctl.methods.m2r2.training import TwoStreams
@@ -55,7 +55,6 @@ def slow_states(naive: Naive, text: Sequence[int], left: Leavers, cache: Any = N
 
     ``cache``: an empty one of transformers, to be given the keys and values.
     """
-    seen: list[Tensor] = []
 
     def arrive(index: int) -> Any:
         def hook(_module: Any, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
@@ -63,21 +62,13 @@ def slow_states(naive: Naive, text: Sequence[int], left: Leavers, cache: Any = N
             for token, gone in enumerate(left):
                 if gone is not None and gone.stand_ins is not None and index >= gone.gate:
                     x[0, token] = gone.stand_ins[index - gone.gate]
-            seen.append(x[0])
             return (x, *inputs[1:]), {**named, "attention_mask": masked(naive.model, len(text), unseen(left, index))}
 
         return hook
 
-    layers = naive.model.model.layers
-    handles = [layer.register_forward_pre_hook(arrive(i), with_kwargs=True) for i, layer in enumerate(layers)]
-    handles.append(layers[-1].register_forward_hook(lambda _module, _inputs, output: seen.append(output[0])))
-    try:
-        with torch.inference_mode():
-            naive.model(torch.tensor([list(text)]), past_key_values=cache, use_cache=cache is not None)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return torch.stack(seen)
+    layers = enumerate(naive.model.model.layers)
+    hooks = [layer.register_forward_pre_hook(arrive(index), with_kwargs=True) for index, layer in layers]
+    return hooked_states(naive.model, text, hooks, cache)
 
 
 def unseen(left: Leavers, index: int) -> list[int]:

@@ -9,12 +9,11 @@ from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
 
-from fixtures_records import RUN, TARGET, method
+from fixtures_records import RUN, TARGET, baseline_row, method
 
 from benchctl.records.schema import Mode, Row, Run, SuiteInfo, to_line
 
 REPEATS = 5
-LAYERS, VOCABULARY = 12, 4096
 BASELINE, DRAFTING = "autoregressive", "two_model"
 _TEXT = "so " * 200
 
@@ -38,7 +37,7 @@ class MadeUp:
         """Prompt after prompt, without end."""
         chance = random.Random(0)
         for number in count():
-            ids = tuple(chance.randrange(VOCABULARY) for _ in range(self.tokens))
+            ids = tuple(chance.randrange(TARGET.vocabulary) for _ in range(self.tokens))
             usual = [self._row(BASELINE, 1, number, ids), self._row(DRAFTING, 2, number, ids)]
             for repeat in range(REPEATS):
                 for mode in self.modes:
@@ -53,25 +52,18 @@ class MadeUp:
     def _row(self, label: str, committed: int, prompt: int, ids: tuple[int, ...]) -> Row:
         steps = (self.tokens - 1) // committed
         drafted = 3 * (committed - 1)
-        return Row(
+        return replace(
+            baseline_row(f"p{prompt}", tokens=self.tokens, ttft_s=0.02),
             suite="made-up",
-            prompt_id=f"p{prompt}",
-            turn=0,
             label=label,
-            repeat=0,
-            session=0,
-            order=0,
             prompt_tokens=30,
             token_ids=ids,
             text=_TEXT,
-            stop_reason="length",
-            ttft_s=0.02,
             step_s=(0.01,) * steps,
             committed=(committed,) * steps,
             drafted=(drafted,) * steps,
             accepted=(committed - 1,) * steps,
             rows=(drafted + 1,) * steps,
-            layers=(LAYERS,) * self.tokens,
         )
 
     @cached_property
@@ -80,7 +72,7 @@ class MadeUp:
         return replace(
             RUN,
             name="large",
-            target=replace(TARGET, layers=LAYERS, context_tokens=30 + self.tokens),
+            target=replace(TARGET, context_tokens=30 + self.tokens),
             suites=(SuiteInfo(name="made-up", source="file", origin="tests", sha256="d", prompts=1),),
             methods=(method(BASELINE), method(DRAFTING)),
             threads=1,

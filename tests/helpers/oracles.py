@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -73,6 +74,20 @@ def model_drafter(
             if {"confidence": float(probs.max()), "product": together, "entropy": bound}[stop] < confidence:
                 break
         return proposal
+
+    return draft
+
+
+def heads_drafter(naive: Naive, widths: Sequence[int], say: Callable[[Tensor], Sequence[Tensor]]) -> TreeDrafter:
+    """A tree of heads' likeliest tokens; ``say`` gives each one's logits for the final state before the root."""
+
+    def draft(text: list[int], budget: int) -> list[list[int]]:
+        final = naive.model.model.norm(naive.last_states(text[:-1])[-1])
+        picks = [logits.argsort(descending=True).tolist() for logits in say(final)]
+        return [
+            [picks[depth][rank] for depth, rank in enumerate(ranks[: max(budget, 0)])]
+            for ranks in product(*map(range, widths))
+        ]
 
     return draft
 

@@ -63,6 +63,12 @@ def assert_readable(figure: Figure, style: Style) -> None:
         assert clear, f"{one.get_text()!r} lies on {other.get_text()!r}"
 
 
+def assert_picture_readable(name: str, groups: Sequence[Group], style: Style, path: Path) -> None:
+    """The same of a picture by its name, which can be written to this path."""
+    write_picture(name, groups, path, style)
+    assert_readable(figure_of(name, groups, style), style)
+
+
 def words_of(figure: Figure) -> list[Text]:
     """Every text that can be seen."""
     return [text for text, _ in _boxes(figure)]

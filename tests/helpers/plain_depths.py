@@ -17,7 +17,7 @@ from oracles import Naive
 from runs import run
 from torch import Tensor
 from transformers import DynamicCache
-from two_streams import halves, masked, merged
+from two_streams import halves, hooked_states, masked, merged
 
 from benchctl.decoding.method import Context
 from benchctl.decoding.model.target import Target
@@ -48,15 +48,12 @@ def with_adapters(model: Any, adapters: Adapters) -> Any:
     return twin
 
 
-@torch.no_grad()
 def planned_states(model: Any, text: Sequence[int], plan: Plan, cache: Any = None) -> Tensor:
     """[layers + 1, tokens, width] residuals; ``cache``, an empty one of transformers, is given keys and values."""
-    seen: list[Tensor] = []
     current: list[tuple[Tensor, Tensor]] = []
 
     def arrive(index: int) -> Any:
         def hook(_module: Any, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> Any:
-            seen.append(inputs[0][0])
             current.append(plan(index, inputs[0][0]))
             return inputs, {**named, "attention_mask": masked(model, len(text), ~current[-1][0])}
 
@@ -68,15 +65,8 @@ def planned_states(model: Any, text: Sequence[int], plan: Plan, cache: Any = Non
         return torch.where(runs[:, None], changed, inputs[0])
 
     layers = model.model.layers
-    handles = [layer.register_forward_pre_hook(arrive(i), with_kwargs=True) for i, layer in enumerate(layers)]
-    handles += [layer.register_forward_hook(leave) for layer in layers]
-    handles.append(layers[-1].register_forward_hook(lambda _module, _inputs, output: seen.append(output[0])))
-    try:
-        model(torch.tensor([list(text)]), past_key_values=cache, use_cache=cache is not None)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return torch.stack(seen)
+    hooks = [layer.register_forward_pre_hook(arrive(i), with_kwargs=True) for i, layer in enumerate(layers)]
+    return hooked_states(model, text, [*hooks, *(layer.register_forward_hook(leave) for layer in layers)], cache)
 
 
 def plan_of_depths(layers: int, warmup: int, depths: Sequence[int]) -> Plan:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import Naive, Rounds, autoregressive, in_float64, noisy_copy
+from oracles import Drafter, Naive, Rounds, TreeDrafter, autoregressive, in_float64, noisy_copy, replay_tree
 from tiny import tiny_model
 from untrained import untrained_folder
 
@@ -279,6 +279,16 @@ def check_replayed(
         assert rounds_of(got) == rounds(prompt, text)
         steps += got.steps
     return steps
+
+
+def check_tree(method: Method | str, draft: TreeDrafter, family: str = "llama", seed: int = 0) -> list[Step]:
+    """The same for the rounds of a plain drafter of trees."""
+    return check_replayed(method, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
+
+
+def check_chain(method: Method | str, draft: Drafter, family: str = "llama", seed: int = 0) -> list[Step]:
+    """The same for those of a plain drafter of chains."""
+    return check_tree(method, lambda text, budget: [draft(text, budget)], family, seed)
 
 
 def rounds_of(generation: Generation) -> Rounds:

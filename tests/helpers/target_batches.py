@@ -22,9 +22,12 @@ from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 
 
 def batch_of(
-    naive: Naive, texts: Sequence[Sequence[int]], weights: Sequence[Sequence[float]] | None = None
+    naive: Naive,
+    texts: Sequence[Sequence[int]],
+    weights: Sequence[Sequence[float]] | None = None,
+    ids: Tensor | None = None,
 ) -> TrainingBatch:
-    """A row per text, padded to the longest with id 0; by default every token weighs 1."""
+    """A row per text, padded to the longest with id 0; by default every token weighs 1. ``ids``: a draft vocabulary."""
     length = max(map(len, texts))
     shape = (len(texts), length)
     tokens, documents = torch.zeros(shape, dtype=torch.int64), torch.full(shape, -1)
@@ -46,6 +49,8 @@ def batch_of(
         head=lambda normed: head(normed.double()),
         layer=lambda index: read_layer(_single(naive), index, "plain"),
         rotary=lambda positions: rotary_table(_single(naive), length, torch.float32)[positions],
+        draft_ids=ids,
+        draft_rows=None if ids is None else lambda normed: normed.double() @ head.weight[ids].T,
     )
 
 
@@ -54,6 +59,13 @@ def batch_of(
 def _single(naive: Naive) -> Any:
     """The model in float32, as modules are trained."""
     return copy.deepcopy(naive.model).float()
+
+
+def kl_inside(wanted: Tensor, said: Tensor) -> Tensor:
+    """mass * KL(wanted || said) of log-probabilities [.., k]; over a draft vocabulary ``wanted`` has a mass below 1."""
+    mass = wanted.exp().sum(-1)
+    divergence: Tensor = (wanted.exp() * (wanted - said)).sum(-1) - mass * mass.log()
+    return divergence
 
 
 def answered(naive: Naive, count: int, tokens: int = 40) -> list[list[int]]:

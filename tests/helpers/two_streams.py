@@ -43,6 +43,24 @@ def masked(model: Any, tokens: int, hidden: Sequence[int] | Tensor) -> Tensor:
     return torch.zeros(1, 1, tokens, tokens, dtype=torch.float64).masked_fill(~visible, -torch.inf)
 
 
+@torch.no_grad()
+def hooked_states(model: Any, text: Sequence[int], hooks: Sequence[Any], cache: Any = None) -> Tensor:
+    """[layers + 1, tokens, width] residuals before the first layer and after each, of one pass; the hooks end with it.
+
+    ``cache``: an empty one of transformers, to be given the keys and values.
+    """
+    seen, layers = list[Tensor](), model.model.layers
+    handles = [*hooks, layers[-1].register_forward_hook(lambda _module, _inputs, output: seen.append(output[0]))]
+    for layer in layers:
+        handles.append(layer.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0][0])))
+    try:
+        model(torch.tensor([list(text)]), past_key_values=cache, use_cache=cache is not None)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack(seen)
+
+
 def _rotate(model: Any, x: Tensor, positions: Tensor) -> Tensor:
     """x [tokens, heads, head_dim] in transformers' order."""
     cos, sin = (part[0, :, None] for part in model.model.rotary_emb(x, positions[None]))

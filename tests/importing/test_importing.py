@@ -187,6 +187,14 @@ def test_what_an_imported_file_does_not_tell_has_no_figure_and_is_flagged(tmp_pa
     assert cells[1:] == ["1.00x", "[n/a]", "4.0"]
 
 
+def test_an_import_of_files_with_other_questions_is_no_unfinished_run(tmp_path: Path) -> None:
+    """It was called an unfinished run, to be continued with --resume, which nobody can."""
+    both = _write(tmp_path / "a.jsonl", _answer(1, "medusa-a"), _answer(2, "medusa-a"))
+    one = _write(tmp_path / "b.jsonl", _answer(1, "medusa-b"))
+    group, _ = _figures(_gather(both, one), tmp_path / "out.jsonl")
+    assert warned(group, "imported") and warned(group, "run_unfinished") == []
+
+
 def test_answers_without_counts_are_imported_without_speeds(tmp_path: Path) -> None:
     line = {"question_id": 7, "model_id": "chatty", "choices": [{"index": 0, "turns": ["one"]}]}
     imported = _gather(_write(tmp_path / "a.jsonl", line))

@@ -157,6 +157,30 @@ def test_aiperfs_records_have_the_servers_counts_where_these_explain_all_tokens(
     assert method.estimate(TPOT).value == pytest.approx(0.07 / 7)
 
 
+def test_counts_of_a_request_that_was_not_streamed_are_left_out(tmp_path: Path) -> None:
+    """Without a first token all 8 tokens counted as those of the 3 steps, which came after it."""
+    record = aiperf(0)
+    del record["metrics"]["time_to_first_token"]
+    (row,) = gathered(Source(written(tmp_path / "a.jsonl", record), "a")).rows
+    assert (row.ttft_s, totals_of(row)) == (None, Totals(new_tokens=8, wall_s=0.1))
+
+
+def test_later_turns_may_have_other_lengths_since_they_follow_other_answers(tmp_path: Path) -> None:
+    """Conversations of two turns were refused as other prompts."""
+
+    def talk(label: str, later_tokens: int) -> Source:
+        first, second = aiperf(0), aiperf(1)
+        second["metadata"] |= {"conversation_id": "session_000000", "turn_index": 1}
+        second["metrics"] |= {"input_sequence_length": {"value": later_tokens, "unit": "tokens"}}
+        return Source(written(tmp_path / f"{label}.jsonl", first, second), label)
+
+    rows = gathered(talk("plain", 40), talk("fast", 44)).rows
+    assert [(row.label, row.turn, row.prompt_tokens) for row in rows] == [
+        *(("plain", 0, 12), ("plain", 1, 40)),
+        *(("fast", 0, 12), ("fast", 1, 44)),
+    ]
+
+
 def test_guidellms_requests_have_the_times_that_it_reports(tmp_path: Path) -> None:
     imported = gathered(written(tmp_path / "a.json", guidellm()))
     assert (imported.run.imported, imported.run.baseline) == ("guidellm", "mock")

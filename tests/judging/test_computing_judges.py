@@ -13,7 +13,7 @@ import torch
 import transformers
 from command import cli, ok
 from fixtures_records import BASELINE, RUN, baseline_row
-from fixtures_run import LABELS, make_folder, make_settings, measure_file
+from fixtures_run import make_folder, make_settings, measure_file
 from judged import measured_file
 from parrot import parrot_folder
 from refusals import refused
@@ -202,9 +202,6 @@ def test_exact_refuses_a_run_without_any_exact_answer() -> None:
     Exact().prepare(place(replace(RUN, suites=(suite,))))
 
 
-LOSSY = LABELS[2]
-
-
 def judged(results: Path, *words: str) -> Sequence[Score]:
     """The scores after `benchctl judge`."""
     ok(cli("judge", results, *words))
@@ -232,7 +229,7 @@ def test_likelihoods_by_the_command_are_those_that_the_run_itself_took(measured:
     compared = 0
     for score in scores:
         row = rows[score.prompt_id, score.turn, score.label, score.repeat]
-        assert (score.judge, score.model, score.protocol) == ("likelihood[model=target]", "target", "likelihood")
+        assert (score.judge, score.model, score.protocol) == ("likelihood", "target", "likelihood")
         if score.identical:
             assert score.score == score.baseline_score
         elif row.turn == 0:  # a later turn follows another answer than the baseline's

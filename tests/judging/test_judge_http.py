@@ -40,7 +40,6 @@ from benchctl.records.scores import Score, scores_path
 
 PROMPTS = 2
 QUESTIONS = 2 * PROMPTS  # of the bad answers, in both orders; the drafted ones are the baseline's own
-ALL = QUESTIONS + PROMPTS  # scores, those of equal answers among them
 
 
 @pytest.fixture(autouse=True)

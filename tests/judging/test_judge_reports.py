@@ -45,6 +45,14 @@ def _warned(tmp_path: Path, id: str, scores: Sequence[Score], rows: Sequence[Row
     return warned(group, id)
 
 
+def test_a_column_of_a_judge_with_options_can_be_chosen(tmp_path: Path) -> None:
+    """Its name was split at the comma between its options."""
+    judge = "gpt[temperature=none,reply_limit=2000]"
+    path = _file(tmp_path, _scores(judge))
+    result = ok(cli("compare", path, "--columns", f"speedup, score_difference[{judge} gpt-4o pairwise]"))
+    assert "-0.50" in result.stdout
+
+
 @pytest.mark.slow
 def test_compare_shows_what_each_judge_says_and_how_far_they_agree(tmp_path: Path) -> None:
     """Of 12 pairs the judges agree on 9: 3 won and 6 lost by both; chance makes that of 0.375.

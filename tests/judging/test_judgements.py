@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fixtures_records import BASELINE, EXITING, RUN, baseline_row, exiting_row, failed
 from fixtures_scores import both_orders, own, same, score, sha256, write_both
+from warned import warned
 
 from benchctl.analysis.comparison import Group, compare
 from benchctl.analysis.judges.figures import (
@@ -171,6 +172,18 @@ def test_exact_answers_lose_where_the_baseline_alone_is_right(tmp_path: Path) ->
     assert found.judge.name == "exact"
     assert [value(found, metric) for metric in (WIN, LOSS, SCORE, SCORE_DIFFERENCE)] == [0.2, 0.4, 0.4, -0.2]
     assert found.prompts_needed is None
+
+
+@pytest.mark.parametrize(("scored", "missing"), [(4, []), (3, [EXITING])])
+def test_an_exact_judge_is_complete_with_the_prompts_that_have_an_exact_answer(
+    tmp_path: Path, scored: int, missing: list[str]
+) -> None:
+    """On suites of which some prompts have none, judgements of every method were called missing."""
+    exact = {"judge": "exact", "model": "", "protocol": "exact", "order": "", "template": ""}
+    scores = [score(prompt, 0, 1, **exact) for prompt in PROMPTS[:scored]]
+    suite = replace(RUN.suites[0], exact_answers={prompt: ("text",) for prompt in PROMPTS[:4]})
+    group = group_of(tmp_path, scores, suites=(suite,))
+    assert [values["missing"] for values in warned(group, "judge_incomplete")] == missing
 
 
 def test_a_score_is_of_no_other_text_and_of_no_other_baseline(tmp_path: Path) -> None:

@@ -99,6 +99,24 @@ def test_a_round_measured_again_is_not_judged_again(tmp_path: Path) -> None:
     assert sorted((score.prompt_id, score.repeat) for score in judged) == [("p0", 0), ("p0", 0), ("p1", 0), ("p1", 0)]
 
 
+@pytest.mark.parametrize(
+    ("fails", "repeats"), [(EXITING, {EXITING: 2, DRAFTED: 0}), (BASELINE, {EXITING: 2, DRAFTED: 2})]
+)
+def test_a_repeat_that_cannot_be_judged_is_judged_by_its_retry(
+    tmp_path: Path, fails: str, repeats: dict[str, int]
+) -> None:
+    """Such an answer was never judged. Both answers of a pair are of the same try."""
+    rows = rows_of(1)
+    again = [replace(row, repeat=RUN.repeats, text=f"{row.text} again") for row in rows]
+    bench = Bench(tmp_path, [*(failed(row) if row.label == fails else row for row in rows), *again])
+    judge = Scripted(fair)
+    summary = bench.judging(judge).run()
+    assert {score.label: score.repeat for score in bench.scores()} == repeats
+    assert len(judge.asked) == 2
+    assert all("base 0 again" in content and "other 0 again" in content for content in judge.asked)
+    assert (summary.judgements, summary.left_out) == (3, {})
+
+
 def test_repeated_judgements_are_each_asked(bench: Bench) -> None:
     judge = Scripted(fair)
     bench.judging(judge, samples=3).run()
@@ -128,6 +146,21 @@ def test_more_tries_ask_again_what_could_not_be_read_and_the_last_line_counts(be
     assert {(score.tries, score.unreadable, score.cost_usd) for score in judged} == {(5, "", 2 * COST_USD)}
     assert len(judged) == 6 and len(scores_path(bench.results).read_text().splitlines()) == 3 + 6 + 6
     assert bench.judging(judge, tries=9).run().written == 0
+
+
+@pytest.mark.parametrize(("read_prompt", "unreadable", "unfinished"), [("p9", 6, 6), ("p0", 4, 0)])
+def test_a_repeated_judging_is_unfinished_only_where_no_reply_at_all_was_read(
+    bench: Bench, read_prompt: str, unreadable: int, unfinished: int
+) -> None:
+    """With nothing left to ask it ended with exit code 0; where only unreadable ones were asked again, with 1."""
+
+    def say(messages: Sequence[Message], tries: int) -> Reply:
+        return Reply("8 7" if read_prompt in messages[-1].content else "no", Usage(1000, 4))
+
+    first, settled, again = (bench.judging(Scripted(say), tries=tries).run() for tries in (3, 3, 4))
+    assert (first.written, settled.written, again.written) == (9, 0, unreadable)
+    for summary in (first, settled, again):
+        assert (summary.unreadable, summary.readable, summary.unfinished) == (unreadable, 6 - unreadable, unfinished)
 
 
 def test_what_another_judging_wrote_while_the_judge_was_reached_is_not_written_again(bench: Bench) -> None:

@@ -139,6 +139,13 @@ def test_local_is_another_judge_where_its_folder_holds_another_model(tmp_path: P
     assert names[0] == names[1] != names[2] and all(name.startswith("judge@") for name in names)
 
 
+def test_local_is_named_by_its_gguf_file_without_its_folder(tmp_path: Path) -> None:
+    judge = Local(model=str(tmp_path / "judge.gguf"))
+    (tmp_path / "judge.gguf").touch()
+    judge._sha256 = "ab" * 32  # as if prepared
+    assert judge.model_id == f"judge.gguf@{'ab' * 8}"
+
+
 def test_local_is_known_by_its_tensors_where_no_file_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = Local(model=str(tiny_folder(tmp_path / "judge")))
     monkeypatch.setattr("benchctl.judges.local.files_sha256", lambda path: "")

@@ -23,9 +23,12 @@ from benchctl.analysis.warnings import warnings
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.engines.llama_cpp import LlamaCpp
-from benchctl.measuring.check import check
-from benchctl.measuring.run import _deployment, run
+from benchctl.measuring import run as runs
+from benchctl.measuring.check import Choice, check
+from benchctl.measuring.machine.meter import Meter
+from benchctl.measuring.run import _check_same_engine, _deployment, run
 from benchctl.measuring.settings import AnswerSettings, RepeatSettings, RunSettings
+from benchctl.records.schema import EngineInfo
 from benchctl.records.writer import RunFile
 from benchctl.registry import build
 
@@ -199,6 +202,37 @@ def test_what_engines_cannot_do_is_refused_before_anything_starts(
     settings = replace(settings_of(run_folder, tmp_path / "out.jsonl", *labels), **changed)
     with refused(id):
         check(settings, lambda notice: None)
+
+
+def test_only_a_label_of_other_weights_may_have_another_number_format() -> None:
+    """A quantised file was refused as another engine, since its weights are below float32."""
+    facts = EngineInfo(
+        name="llama.cpp", version="1", run="started", dtype="float32", prefix_cache="off", steps_from="counts"
+    )
+    below = replace(facts, dtype="below float32")
+    plain, quantised = Choice("llama_cpp", LlamaCpp(), engine=facts), LlamaCpp(quantised="q4.gguf")
+    _check_same_engine([plain, Choice("quantised", quantised, engine=below)])
+    for method, engine in (
+        (LlamaCpp(ngram=3), below),
+        (quantised, replace(below, version="2")),
+        (quantised, replace(below, name="vLLM")),
+    ):
+        with refused("another_engine"):
+            _check_same_engine([plain, Choice("other", method, engine=engine)])
+
+
+def test_an_engine_is_no_other_process_on_the_gpu_and_has_none_of_our_memory(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every round of an engine on a GPU was marked as disturbed, by the engine itself."""
+    shown = {"foreign_processes": 1.0, "sm_clock_mhz": 1980.0}
+    monkeypatch.setattr(runs, "bandwidth_mb_s", lambda device, threads: None)
+    monkeypatch.setattr(runs, "make_meter", lambda device, **_: Meter(device, [lambda: lambda: shown]))
+    label = f"llama_cpp[ngram=3,server={program(tmp_path, 'llama_cpp')}]"
+    file = measure_file(replace(settings_of(run_folder, tmp_path / "out.jsonl", label), watch=True))
+    assert {row.invalid for row in file.rows} == {""}
+    assert {tuple(row.conditions.items()) for row in file.rows} == {(("sm_clock_mhz", 1980.0),)}
+    assert {(row.peak_memory_bytes, row.reserved_memory_bytes) for row in file.rows} == {(None, None)}
 
 
 def test_marks_of_engines_become_warnings(run_folder: Path, tmp_path: Path, target: Target) -> None:

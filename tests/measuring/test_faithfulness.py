@@ -20,7 +20,6 @@ from benchctl.decoding.model.likelihood import Likelihood, likelihood
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.measuring.measure import DecodingConfig, Measurer
-from benchctl.measuring.prompts.files import Prompt
 from benchctl.measuring.teacher_forcing import NotItsOwn, TeacherForcing, kl_nats, own_logits
 from benchctl.measuring.verdict import BaselineAnswers
 
@@ -198,7 +197,6 @@ def test_the_same_answer_is_scored_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 EVIDENCE = {"gap", "decided_at"}  # behind a verdict, not of the answer as a whole
-TALK = Prompt("p", "koala", ("Say something.",))
 
 
 @pytest.fixture(scope="module")

@@ -77,15 +77,16 @@ print(before, after, peak_memory_bytes("cpu"))
 """
 
 
-def test_the_processes_peak_memory_is_in_bytes_and_never_falls() -> None:
-    """In a new process, begun by a shell: from this one it would inherit the peak. Another 256 MiB count whole, also
-    after they are given back."""
-    command = ("sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", PEAKS)
-    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process begins at the peak of the one that started it")
+def test_the_processes_peak_memory_is_in_bytes_its_own_and_never_falls() -> None:
+    """This process has a GiB more, which a process it starts does not count. Another 256 MiB count whole, also after
+    they are given back."""
+    ours = torch.ones(2**28)
+    ended = subprocess.run((sys.executable, "-c", PEAKS), check=True, capture_output=True, text=True)
     before, after, later = map(int, ended.stdout.split())
-    assert before >= 2**26
+    assert 2**26 <= before < ours.nbytes
     assert 200 * 2**20 < after - before < 300 * 2**20
-    assert later >= after
+    assert later >= after - 2**20  # the system counts pages in batches
 
 
 RANGES_J = {"a": 100.0, "b": 100.0}

@@ -14,7 +14,7 @@ from fixtures_run import timeless
 from runs import prepared
 from tiny import tiny_folder
 
-from benchctl.decoding.method import Method
+from benchctl.decoding.method import Context, Method
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.decoding.sampling import Sampling
@@ -81,6 +81,22 @@ def test_a_failed_generation_is_a_row_with_an_error_and_no_numbers_and_changes_n
     assert row.error == "RuntimeError: out of luck"
     assert (row.token_ids, row.step_s, row.ttft_s, row.verdict, row.order) == ((), (), None, None, 3)
     assert timeless([one(run, task("plain"))]) == timeless([undisturbed])
+
+
+@dataclass
+class Hungry(Plain):
+    """Asks for more memory than there is."""
+
+    def step(self, context: Context) -> tuple[int]:
+        raise MemoryError
+
+
+def test_a_warm_up_that_runs_out_of_memory_is_no_missing_generation(measurer: Make) -> None:
+    """A run whose warm-up alone lacked memory ended with exit code 1."""
+    run = measurer(hungry=Hungry())
+    for repeat, missing in ((-1, 0), (0, 1)):
+        row = one(run, task("hungry", repeat=repeat))
+        assert (row.error, run.out_of_memory["hungry"]) == ("out_of_memory", missing)
 
 
 def test_the_second_turn_continues_the_labels_own_first_answer(measurer: Make, target: Target) -> None:

@@ -133,9 +133,10 @@ def test_modes_of_a_chat_do_not_see_each_other_s_answers(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_run_with_memory_cannot_be_resumed_and_one_without_can() -> None:
+def test_a_run_with_memory_cannot_be_resumed_and_one_without_can(raised: list[str]) -> None:
     _measured("run")
     words = ("--max-new-tokens", "12", "--repeats", "2", "--resume")
-    assert invoke_run("--method", "recalls[memory=run]", *words).exit_code == 2
+    refused = invoke_run("--method", "recalls[memory=run]", *words)
+    assert (refused.exit_code, raised[-1]) == (2, "memory_lost")
     _measured("prompt", "--out", "other.jsonl")
     assert invoke_run("--method", "recalls", *words, "--out", "other.jsonl").exit_code == 0

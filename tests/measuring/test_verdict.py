@@ -15,7 +15,6 @@ from benchctl.measuring.verdict import AnswerControl, BaselineAnswers, Judgement
 from benchctl.records.schema import Verdict
 
 PROMPT = [1, 2]
-BASELINE = (5, 6, 7)
 SIZES = (4, 6)
 
 

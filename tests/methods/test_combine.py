@@ -11,17 +11,17 @@ from typing import cast
 
 import pytest
 import torch
-from command import ok
-from fixtures_run import invoke_run, make_settings
-from oracles import Drafter, model_drafter, replay_tree
+from compared import group_of
+from fixtures_records import RUN, baseline_row, drafted_row, method
+from fixtures_run import make_settings
+from oracles import Drafter, model_drafter
 from refusals import refused
-from runs import FIRST_FAST, NEW_TOKENS, check_replayed, pair, prepared, prompt_of, run
+from runs import FIRST_FAST, NEW_TOKENS, check_tree, pair, prepared, prompt_of, run
+from warned import ids
 
 import benchctl.measuring.run as run_module
 from benchctl import registry
-from benchctl.analysis.comparison import compare
 from benchctl.analysis.names import label_lines
-from benchctl.analysis.warnings import warnings
 from benchctl.conformance import checks
 from benchctl.conformance.findings import Deviation
 from benchctl.conformance.method_under_test import MethodUnderTest
@@ -38,8 +38,6 @@ from benchctl.methods.combine import Combine
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.drafting import BEFORE_ROOT
 from benchctl.methods.prompt_lookup import PromptLookup
-from benchctl.records.schema import Row
-from benchctl.records.writer import RunFile, read
 from benchctl.registry import build, canonical_label, expand_sweep, parse_label, source_sha256
 
 LOOKUP = "prompt_lookup[draft_tokens=3,max_ngram=2,min_ngram=2]"
@@ -65,7 +63,7 @@ def test_steps_equal_replay(order: int, when: str, family: str, seed: int) -> No
     lookup = PromptLookup(3, 2, min_ngram=2).plain_drafter(models.target, None)
     drafters = (lookup, model_drafter(models.naive_draft, 4, 0.4))[::order]
     label, draft = f"combine[first={labels[0]},then={labels[1]},when={when}]", partial(combined, when, drafters)
-    check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
+    check_tree(label, draft, family, seed)
 
 
 @pytest.mark.parametrize(
@@ -275,21 +273,8 @@ def test_a_file_of_texts_of_a_part_is_checked_before_weights_are_read(run_folder
         check(replace(make_settings(run_folder, tmp_path / "out.jsonl"), methods=methods), lambda notice: None)
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    "label", ["suffix[memory=run]", "token_recycling[memory=run]", "combine[first=suffix[memory=run],when=union]"]
-)
-def test_a_second_repeat_takes_the_steps_of_the_first(label: str) -> None:
-    """Although the method remembers the prompts before."""
-    ok(invoke_run("--method", label, "--max-new-tokens", "9", "--repeats", "2"))
-    file = read("out.jsonl")
-    rows = [row for row in file.rows if row.label == label and row.repeat >= 0]
-    steps = {(row.prompt_id, row.turn, row.repeat): (row.rows, row.accepted) for row in rows}
-    assert steps and all(steps[prompt, turn, 0] == steps[prompt, turn, 1] for prompt, turn, _ in steps)
-    (group,) = compare([file])
-    assert "carries_over" in {warning.id for warning in warnings(group)}
-    assert all(row.token_ids == baseline.token_ids for row, baseline in zip(rows, baselines(file), strict=True))
-
-
-def baselines(file: RunFile) -> list[Row]:
-    return [row for row in file.rows if row.label == "autoregressive" and row.repeat >= 0]
+def test_a_run_with_a_part_that_remembers_is_warned_of() -> None:
+    label = "combine[first=suffix[memory=run],when=union]"
+    rows = [baseline_row(), replace(drafted_row(), label=label)]
+    group = group_of(rows, replace(RUN, methods=(RUN.methods[0], method(label))))
+    assert "carries_over" in ids(group)

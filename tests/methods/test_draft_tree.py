@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 from oracles import Naive, TreeDrafter, replay_tree
 from plain_trees import Model, Text, dyspec, likeliest, of_shape
 from runs import FIRST_FAST, NEW_TOKENS, answer, check_replayed, pair, prompt_of, rounds_of, run
 from torch import Tensor
 
+from benchctl.decoding.drafting.grow import Picks
 from benchctl.decoding.drafting.trees import optimal_tree, wide_tree
+from benchctl.decoding.method import Context
+from benchctl.decoding.sampling import Sampling
+from benchctl.methods.draft_tree import DraftTree
 
 Tree = Callable[[Model, int], list[Text]]  # probabilities and levels in, texts out
 SHAPE = optimal_tree((0.6, 0.13, 0.06, 0.03), 9, 4, 0.02, 0.01)
@@ -70,3 +75,25 @@ def test_a_draft_leaves_room_for_the_bonus_token(options: str, limit: int) -> No
     got = run(f"draft_tree[{options}]", models.target, prompt_of(5), limit, draft=models.draft)
     assert list(got.token_ids) == answer("llama", 0, 5)[:limit]
     assert all(step.drafted < limit - 1 or limit == 1 for step in got.steps)
+
+
+def test_behind_equal_siblings_the_draft_model_keeps_the_accepted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal siblings shifted the numbers of later nodes: for the 8 behind the 6 it kept the 8 behind the root.
+
+    The target drafts for itself, so the first path, 6 8 10, is accepted whatever the chances of its tokens are.
+    """
+    models, feed, fed = pair("llama"), DraftTree.feed, list[tuple[list[int], Tensor]]()
+
+    def watched(method: DraftTree, context: Context, own_tokens: Sequence[int]) -> Tensor:
+        draft_logits: Tensor = feed(method, context, own_tokens)
+        fed.append((list(context.tokens), draft_logits[0]))
+        return draft_logits
+
+    monkeypatch.setattr(DraftTree, "feed", watched)
+    monkeypatch.setattr(Picks, "of", lambda picks, probs, count: {4: [6, 7, 7, 8], 2: [8, 9], 1: [10]}[count])
+    label, sampling = "draft_tree[tree=4x2x1,replacement=true]", Sampling(temperature=1.0)
+    got = run(label, models.target, prompt_of(13), NEW_TOKENS, draft=models.target, sampling=sampling)
+    assert rounds_of(got) == [(3, 3)] * 9 + [(2, 2)]
+    assert len(fed) == 11
+    for text, draft_logits in fed:
+        assert torch.allclose(draft_logits, models.naive.logits(models.naive.last_states(text)[-1]))

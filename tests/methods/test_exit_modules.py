@@ -374,13 +374,10 @@ def rule_of(naive: Naive, module: Exits, confidence: str, threshold: float) -> E
 def test_losses_and_gradients_are_those_of_the_formula(ids: list[int] | None, distance: int) -> None:
     """mass * KL(restricted || exit's) + share * cross-entropy, written out with autograd and whole logits."""
     models = pair("llama")
-    batch = batch_of(models.naive, [prompt_of(9), prompt_of(14, 1)])
-    batch.tokens[0, 3:6] = torch.tensor([4, 22, 5])
-    if ids is not None:
-        kept = torch.tensor(ids)
-        batch = replace(batch, draft_ids=kept, draft_rows=lambda normed: batch.head(normed)[..., kept])
-    exits = [torch.randn_like(batch.final).requires_grad_() for _ in range(2)]
     kept = torch.arange(models.target.vocabulary) if ids is None else torch.tensor(ids)
+    batch = batch_of(models.naive, [prompt_of(9), prompt_of(14, 1)], ids=None if ids is None else kept)
+    batch.tokens[0, 3:6] = torch.tensor([4, 22, 5])
+    exits = [torch.randn_like(batch.final).requires_grad_() for _ in range(2)]
     wanted = batch.head(batch.final).softmax(-1)[..., kept].roll(1 - distance, 1)
     mass = wanted.sum(-1)
     tokens, weights = batch.ahead(distance)

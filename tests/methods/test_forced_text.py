@@ -129,7 +129,7 @@ def test_a_target_with_an_encoder_says_it_behind_its_start_token() -> None:
 
 @pytest.mark.parametrize(
     ("text", "ends"),
-    [((5, 6), "2 tokens, but an answer that says it ends after 4"), ((5, 6, 7, 8, 9), "5 .* after 4"), ((), "0 .*4")],
+    [((5, 6), "2 tokens, .* after 4"), ((5, 6, 7, 8, 9), "5 .* after 4"), ((), "0 .*4")],
 )
 def test_a_text_that_is_no_whole_answer_is_refused(text: tuple[int, ...], ends: str) -> None:
     with pytest.raises(ValueError, match=ends):
@@ -137,7 +137,7 @@ def test_a_text_that_is_no_whole_answer_is_refused(text: tuple[int, ...], ends: 
 
 
 def test_a_text_that_goes_on_behind_a_stop_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="the forced text has 4 tokens, but an answer that says it ends after 2"):
+    with pytest.raises(ValueError, match="4 tokens, .* after 2"):
         forced_run("autoregressive", (5, 6, 7, 8), limit=4, target=pair("llama").with_stops(6))
 
 

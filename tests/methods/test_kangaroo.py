@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Drafter, Naive, replay
-from runs import FIRST_FAST, IDS, Pair, answer, check_replayed, generate, pair, prompt_of
-from target_batches import assert_learnt, batch_of, learnt, saved
+from oracles import Drafter, Naive
+from runs import FIRST_FAST, IDS, Pair, answer, check_chain, generate, pair, prompt_of
+from target_batches import assert_learnt, batch_of, kl_inside, learnt, saved
 from torch import Tensor
 from untrained import untrained
 
-from benchctl.decoding.counting import Step
 from benchctl.decoding.drafting.side import SideLayers
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.methods.kangaroo import Kangaroo
@@ -99,12 +98,6 @@ def naive_of(method: Kangaroo, module: Adapter, models: Pair, ids: Tensor | None
 with_modules = partial(saved, "kangaroo")
 
 
-def steps_of(method: Kangaroo, naive: NaiveKangaroo, family: str = "llama", seed: int = 0) -> list[Step]:
-    """All steps, which must be those of the replay."""
-    draft = naive.drafter(method.draft_tokens, method.confidence)
-    return check_replayed(method, family, seed, lambda prompt, text: replay(prompt, text, len(text), draft))
-
-
 @pytest.mark.parametrize("confidence", [0.0, 0.6])
 @pytest.mark.parametrize("exit_layer", [0, 3])
 @pytest.mark.parametrize(("family", "seed"), FIRST_FAST)
@@ -114,7 +107,8 @@ def test_steps_equal_a_replay_without_a_cache(
 ) -> None:
     models, module = pair(family, seed), adapter_of(family, seed)
     method = with_modules(Kangaroo(exit=exit_layer, confidence=confidence), module, models, tmp_path)
-    steps = steps_of(method, naive_of(method, module, models), family, seed)
+    draft = naive_of(method, module, models).drafter(method.draft_tokens, confidence)
+    steps = check_chain(method, draft, family, seed)
     drafted = {step.drafted for step in steps}
     assert any(step.accepted for step in steps)
     assert max(drafted) == 6 if confidence == 0 else len(drafted) > 1
@@ -125,7 +119,8 @@ def test_over_a_draft_vocabulary_confidences_are_shares_of_it(tmp_path: Path) ->
     models, module = pair("llama"), adapter_of("llama", 0)
     write_draft_vocabulary(tmp_path, IDS)
     method = with_modules(Kangaroo(draft_tokens=3), module, models, tmp_path)
-    assert any(step.accepted for step in steps_of(method, naive_of(method, module, models, IDS)))
+    draft = naive_of(method, module, models, IDS).drafter(method.draft_tokens, method.confidence)
+    assert any(step.accepted for step in check_chain(method, draft))
 
 
 @torch.inference_mode()
@@ -166,7 +161,7 @@ def test_training_runs_what_decoding_runs(tmp_path: Path) -> None:
         normed = naive.normed(text)
         torch.testing.assert_close(found[row, : len(text)].double(), normed, rtol=0.0, atol=2e-4)
         wanted = models.naive.logits(models.naive.states(text)[-1]).log_softmax(-1)
-        apart = (wanted.exp() * (wanted - models.naive.model.lm_head(normed).log_softmax(-1))).sum(-1)
+        apart = kl_inside(wanted, models.naive.model.lm_head(normed).log_softmax(-1))
         total += float((apart[:-1] * torch.tensor(weights[row][1:])).sum())
     assert float(method.loss(module, batch).detach()) == pytest.approx(total, rel=1e-4)
 

@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import replay_tree
-from runs import CONTEXT_TOKENS, LAYERS, MODELS, answer, check_replayed, generate, pair, prepared, prompt_of
+from runs import CONTEXT_TOKENS, LAYERS, MODELS, answer, check_tree, generate, pair, prepared, prompt_of
 from target_batches import answered, batch_of, learn
 from tiny import FAMILIES
 from torch import Tensor
@@ -167,7 +166,7 @@ def test_steps_equal_replay(options: dict[str, object], family: str, seed: int) 
     interval = next(part for part in module.intervals if part.gate == (method.exit or module.intervals[0].gate))
     says = guess(models.naive, module, method.source, interval.first, interval.gate)
     draft = beam_drafter(says, method.draft_tokens, method.width, method.confidence)
-    steps = check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
+    steps = check_tree(label, draft, family, seed)
     assert [step.rows for step in steps] == [1 + method.width * step.drafted for step in steps]
 
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import Naive, TreeDrafter, replay_tree
+from oracles import Naive, TreeDrafter, heads_drafter
 from refusals import refused
-from runs import MODELS, answer, check_replayed, generate, pair, prompt_of
+from runs import MODELS, answer, check_tree, generate, pair, prompt_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor, nn
 from untrained import facts_of, untrained
@@ -39,22 +39,13 @@ WIDTHS = ((1, 1, 1), (6, 4), (3, 2, 2, 1), (24,))
 
 
 def _heads_drafter(naive: Naive, heads: nn.Module, widths: Sequence[int]) -> TreeDrafter:
-    """Branches by the definition: W2 (h + SiLU(W1 h + b)) of the state before the root, by full recomputation."""
+    """By the definition: W2 (h + SiLU(W1 h + b)) of the state h before the root."""
 
-    def ranking(head: nn.Module, final: Tensor) -> list[int]:
+    def said(head: nn.Module, final: Tensor) -> Tensor:
         w1, bias, w2 = (weight.double() for weight in head.parameters())
-        ranked: list[int] = (w2 @ (final + F.silu(w1 @ final + bias))).argsort(descending=True).tolist()
-        return ranked
+        return w2 @ (final + F.silu(w1 @ final + bias))
 
-    def draft(text: list[int], budget: int) -> list[list[int]]:
-        final = naive.model.model.norm(naive.last_states(text[:-1])[-1])
-        picks = [ranking(head, final) for head in heads.children()]
-        return [
-            [picks[depth][rank] for depth, rank in enumerate(ranks[: max(budget, 0)])]
-            for ranks in product(*map(range, widths))
-        ]
-
-    return draft
+    return heads_drafter(naive, widths, lambda final: [said(head, final) for head in heads.children()])
 
 
 def test_a_fresh_shared_head_leaves_the_state_alone_and_has_no_lm_head() -> None:
@@ -75,7 +66,7 @@ def test_steps_equal_replay(widths: Sequence[int], family: str, seed: int) -> No
     models, rows = pair(family, seed), [0, *accumulate(accumulate(widths, mul))]
     draft = _heads_drafter(models.naive, untrained(Medusa(heads=len(widths)), models.target), widths)
     label = f"medusa[heads={len(widths)},tree={'x'.join(map(str, widths))}]"
-    steps = check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), draft))
+    steps = check_tree(label, draft, family, seed)
     assert [step.rows for step in steps] == [1 + rows[step.drafted] for step in steps]
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fixtures_run import make_folder, make_settings, measure_file
-from oracles import TreeDrafter, replay_tree
+from oracles import heads_drafter, replay_tree
 from published import Change, Weights, changed, folder_of, without
 from refusals import refused
-from runs import Pair, answer, generate, pair, prompt_of, rounds_of
+from runs import answer, generate, pair, prompt_of, rounds_of
 from tiny import tiny_target
 from torch import Tensor
 
@@ -68,19 +67,6 @@ def plain(weights: Mapping[str, Tensor], head: int, blocks: int, final: Tensor, 
     return (weights[f"{head}.{blocks}.weight"].double() if shared is None else shared) @ x
 
 
-def plain_drafter(models: Pair, weights: Weights, blocks: int, shared: Tensor | None = None) -> TreeDrafter:
-    def draft(text: list[int], budget: int) -> list[list[int]]:
-        final = models.naive.model.model.norm(models.naive.last_states(text[:-1])[-1])
-        said = [plain(weights, head, blocks, final, shared) for head in range(len(WIDTHS))]
-        picks = [logits.argsort(descending=True).tolist() for logits in said]
-        return [
-            [picks[depth][rank] for depth, rank in enumerate(ranks[: max(budget, 0)])]
-            for ranks in product(*map(range, WIDTHS))
-        ]
-
-    return draft
-
-
 @pytest.mark.parametrize(
     ("blocks", "file", "shared"),
     [
@@ -110,8 +96,11 @@ def test_published_heads_take_the_steps_of_a_plain_reimplementation(
     got = generate(method, models, prompt_of(13))
     text = answer("llama", 0, 13)
     assert list(got.token_ids) == text
-    drafter = plain_drafter(models, weights, blocks, models.target.lm_head.weight if shared else None)
-    assert rounds_of(got) == (expected := replay_tree(prompt_of(13), text, len(text), drafter))
+    lm_head = models.target.lm_head.weight if shared else None
+    draft = heads_drafter(
+        models.naive, WIDTHS, lambda final: [plain(weights, head, blocks, final, lm_head) for head in range(3)]
+    )
+    assert rounds_of(got) == (expected := replay_tree(prompt_of(13), text, len(text), draft))
     assert any(accepted > 0 for _, accepted in expected)
 
 
@@ -220,8 +209,9 @@ def test_a_file_of_strangers_runs_nothing_and_a_torn_one_is_told(tmp_path: Path)
     folder = published(tmp_path, made(pair("llama").target, 2, 1), PICKLE)
     for content in ({"0.0.linear.weight": Stranger()}, {"0.0.linear.weight": "text"}, [torch.ones(2)]):
         torch.save(content, tmp_path / PICKLE)
-        with pytest.raises(UserError, match=r"medusa_lm_head.pt: (holds more than tensors|cannot be read)") as refusal:
+        with pytest.raises(UserError, match="medusa_lm_head.pt: ") as refusal:
             read_published(folder)
+        assert refusal.value.id in ("unsafe_file", "file_not_readable")
         assert "weights_only" not in str(refusal.value)  # torch advises to unpickle the rest
     for name in (PICKLE, SAFETENSORS):
         (tmp_path / name).write_bytes(b"torn")

@@ -18,7 +18,7 @@ from benchctl.decoding.modules.folders import check_fit
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError
-from benchctl.registry import build, parse_label
+from benchctl.registry import build, parse_label, with_trained
 from benchctl.training.modules.job import trainable_names
 
 HALF = (
@@ -57,7 +57,8 @@ HALF = (
         ("deed[exits=0]", "exits is '0'"),
         ("deed[draft_tokens=0]", "draft_tokens is 0"),
         ("deed[mode=drafts]", "drafts"),
-        ("deed[draft_vocabulary=whole]", "mode=draft"),
+        ("deed[draft_vocabulary=whole]", "draft_vocabulary"),
+        ("deed[draft_tokens=2]", "draft_tokens"),
         ("draft_tree[tree=best]", "'best'"),
         ("draft_tree[tree=optimal,ranks=0.2+0.6]", "ranks is '0.2+0.6'"),
         ("draft_tree[tree=optimal,ranks=0.7+0.6]", "ranks"),
@@ -87,6 +88,8 @@ HALF = (
         ("early_exit[head=trained,alpha=-1]", "alpha is -1"),
         ("early_exit[alpha=8]", "head=trained"),
         ("early_exit[modules=x]", "confidence=softmax_gap"),
+        ("early_exit[draft_tokens=2]", "draft_tokens"),
+        ("early_exit[mode=draft,kv_policy=deferred_exact]", "kv_policy"),
         ("early_exit[confidence=softmax_max,modules=x]", "confidence=softmax_max"),
         ("expert_offload[capacity=-1]", "capacity is -1"),
         ("expert_offload[bandwidth_mb_s=-5]", "bandwidth_mb_s is -5"),
@@ -121,6 +124,9 @@ HALF = (
         ("medusa[heads=0]", "heads is 0"),
         ("medusa[epsilon=0]", "epsilon is 0"),
         ("medusa[accept=typical,delta=1.5]", "delta is 1.5"),
+        ("medusa[epsilon=0.2]", "epsilon"),
+        ("medusa[delta=0.2]", "delta"),
+        ("medusa[tree=2x2,nodes=6]", "nodes"),
         ("mixture_of_depths[capacity=0]", "capacity is 0.0"),
         ("mixture_of_depths[capacity=1.5]", "capacity is 1.5"),
         ("mixture_of_depths[threshold=1.1]", "threshold is 1.1"),
@@ -132,6 +138,8 @@ HALF = (
         ("skip_decode[max_layers=2,warmup_layers=3]", "warmup_layers 3"),
         ("skip_decode[rank=0]", "rank is 0"),
         ("skip_decode[adapters=none,modules=x]", "adapters=none"),
+        ("skip_decode[adapters=none,rank=8]", "rank"),
+        ("skip_decode[adapters=none,alpha=8]", "alpha"),
         ("dflash[layers=0]", "layers is 0"),
         ("dflash[draft_tokens=0]", "draft_tokens is 0"),
         ("dflash[draft_tokens=64]", "draft_tokens is 64"),
@@ -374,6 +382,42 @@ def test_modules_serve_other_options_that_make_no_others(trained: str, asked: st
     method.modules = str(untrained_folder(trained, build(trained), target))
     check_fit(method, parse_label(asked).name, method.modules, target.info)
     method.prepare(target)
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "fits"),
+    [
+        ("m2r2_prefetch", "m2r2_prefetch[gates=2]", True),
+        ("m2r2_prefetch[gates=2]", "m2r2_prefetch", True),
+        ("m2r2_prefetch", "m2r2_prefetch[gates=1+2]", False),
+        ("m2r2_prefetch[gates=1+2]", "m2r2_prefetch", False),
+    ],
+)
+def test_modules_that_prefetch_serve_the_gates_of_their_training_alone(trained: str, asked: str, fits: bool) -> None:
+    """Those of gate 2, the default here, have the shapes of those of gates 1 and 2, and were taken for them."""
+    target, method = pair("olmoe").target, build(asked)
+    assert isinstance(method, Trainable)
+    method.modules = str(untrained_folder(trained, build(trained), target))
+    with nullcontext() if fits else refused("trained_with_other_option", "1+2"):
+        check_fit(method, "m2r2_prefetch", method.modules, target.info)
+    with nullcontext() if fits else refused("trained_with_other_option", "1+2"):
+        method.prepare(target)
+
+
+@pytest.mark.parametrize(
+    ("asked", "trained", "label"),
+    [
+        ("deed", {"draft_tokens": "2", "exits": "1+3"}, "deed[exits=1+3]"),
+        ("deed[mode=draft]", {"draft_tokens": "2", "exits": "1+3"}, "deed[draft_tokens=2,exits=1+3,mode=draft]"),
+        ("early_exit[kv_policy=deferred_exact]", {"mode": "draft"}, "early_exit[kv_policy=deferred_exact]"),
+        ("medusa[tree=2x2]", {"heads": "2", "nodes": "6"}, "medusa[heads=2,tree=2x2]"),
+    ],
+)
+def test_options_of_training_that_would_have_no_effect_are_left_out(
+    asked: str, trained: dict[str, str], label: str
+) -> None:
+    """Modules of earlier versions may name them; they serve as before."""
+    assert with_trained(parse_label(asked), trained).text == label
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -310,22 +310,6 @@ def last_state(adapters: Adapters, batch: TrainingBatch, passing: Tensor | None 
     return state
 
 
-@torch.no_grad()
-def test_tokens_that_do_not_pass_keep_their_state_and_are_not_seen() -> None:
-    models, text, other = pair("llama"), prompt_of(9), prompt_of(9)
-    other[4] = (other[4] + 1) % 24
-    adapters = adapters_for(models.target)
-    all_but_one = torch.arange(9)[None] != 4
-    for passing, equal in ((all_but_one, True), (None, False)):
-        batches = [batch_of(models.naive, [some]) for some in (text, other)]
-        one, two = (last_state(adapters, batch, passing)[0] for batch in batches)
-        assert torch.allclose(one[5:], two[5:], atol=1e-5) == equal
-        assert torch.equal(one[4], batches[0].states[0][0, 4]) == equal
-        assert torch.allclose(one[:4], two[:4], atol=1e-5)
-    unchanged = last_state(adapters, batches[0], torch.zeros(1, 9, dtype=torch.bool))
-    assert torch.equal(unchanged, batches[0].states[0])
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral_window"])
 def test_rows_of_which_some_tokens_pass_are_as_if_each_were_alone(family: str) -> None:
     """Values and gradients; rows have other numbers of tokens that pass."""

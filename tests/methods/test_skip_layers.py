@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from oracles import Naive, Rounds, autoregressive, replay
 from runs import CONTEXT_TOKENS, FIRST_FAST, LAYERS, NEW_TOKENS, answer, pair, pair_of, prompt_of, rounds_of, run
 from torch import Tensor
+from two_streams import hooked_states
 
 from benchctl.conformance.random_models import in_float64
 from benchctl.decoding.kv.stream import Stream
@@ -31,29 +32,17 @@ def layers_of(*indices: int) -> Skipped:
     return frozenset((index, part) for index in indices for part in "am")
 
 
-@torch.inference_mode()
 def states_without(model: Any, text: Sequence[int], start: int, skipped: Skipped) -> Tensor:
     """[layers + 1, tokens, width] of one pass in which these sublayers add nothing from token ``start`` on."""
-    seen: list[Tensor] = []
 
     def silence(_module: Any, _inputs: Any, output: Any) -> Any:
         out = output[0] if isinstance(output, tuple) else output
         out = torch.cat((out[:, :start], torch.zeros_like(out[:, start:])), 1)
         return (out, *output[1:]) if isinstance(output, tuple) else out
 
-    def look(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen.extend([output[0]] if seen else [inputs[0][0], output[0]])
-
-    handles = [layer.register_forward_hook(look) for layer in model.model.layers]
-    for index, part in skipped:
-        layer = model.model.layers[index]
-        handles.append((layer.self_attn if part == "a" else layer.mlp).register_forward_hook(silence))
-    try:
-        model(torch.tensor([list(text)]), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return torch.stack(seen)
+    silenced = [(model.model.layers[index], part) for index, part in skipped]
+    parts = [layer.self_attn if part == "a" else layer.mlp for layer, part in silenced]
+    return hooked_states(model, text, [part.register_forward_hook(silence) for part in parts])
 
 
 class Threshold:

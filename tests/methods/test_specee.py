@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 from oracles import ExitRule, Naive, exit_answer
-from runs import FIRST_FAST, LAYERS, NEW_TOKENS, pair, prepared, prompt_of, run
+from runs import FIRST_FAST, NEW_TOKENS, pair, prepared, prompt_of
 from target_batches import answered, batch_of, learn
 from torch import Tensor
 from untrained import untrained_folder
@@ -96,11 +96,6 @@ def test_tokens_leave_where_the_plan_says(
         assert list(got.layers) == plan.ran
         exits.update(plan.exits)
     assert len(exits) > 1 or family != "llama"
-
-
-def test_above_one_the_threshold_lets_no_token_leave() -> None:
-    got = run("specee[threshold=2]", pair("llama").target, prompt_of(13), NEW_TOKENS)
-    assert set(got.layers) == {LAYERS}
 
 
 def test_training_sees_what_decoding_sees() -> None:

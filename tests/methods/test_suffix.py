@@ -12,9 +12,8 @@ from random import Random
 
 import pytest
 from fixtures_run import make_settings
-from oracles import replay_tree
 from refusals import refused
-from runs import FIRST_FAST, NEW_TOKENS, answer, check_replayed, pair, prepared, prompt_of
+from runs import FIRST_FAST, NEW_TOKENS, answer, check_tree, pair, prepared, prompt_of
 
 from benchctl.decoding.drafting.occurrences import END, Occurrences
 from benchctl.decoding.drafting.texts import write_texts
@@ -143,7 +142,7 @@ def _draft(method: Suffix, stores: Sequence[Occurrences], text: list[int], budge
 @pytest.mark.parametrize("naive", SETTINGS)
 def test_steps_equal_replay(naive: Naive, family: str, seed: int) -> None:
     label = f"suffix[{options_of(naive)}]"
-    check_replayed(label, family, seed, lambda prompt, text: replay_tree(prompt, text, len(text), naive.branches))
+    check_tree(label, naive.branches, family, seed)
 
 
 def drafted(method: Suffix, text: list[int], budget: int = 99) -> list[int]:

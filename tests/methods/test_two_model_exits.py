@@ -139,3 +139,19 @@ def test_exits_that_the_draft_model_was_not_trained_with_are_refused() -> None:
     for models, there in ((pair("llama"), "without exits"), (with_exits(pair("llama"), 1, 3), "exits 1+3")):
         with refused("exits_not_trained", "layer 2", there):
             run("two_model[draft_exits=2]", models.target, prompt_of(5), 5, draft=models.draft)
+
+
+def test_text_beyond_the_draft_model_s_context_goes_on_without_drafts() -> None:
+    """Rows that had left at an exit still waited when nothing was read any more, and the next step kept too many."""
+    models, short = pair("llama"), with_exits(pair("llama", 0, 32), 1)
+    plain = drafter(models.naive_draft, (1,), 0.0, 3, 0.0, [])
+
+    def inside(text: list[int], budget: int) -> list[int]:
+        return plain(text, min(budget, 33 - len(text)))
+
+    label = "two_model[draft_exits=1,exit_confidence=0,draft_tokens=3,confidence=0]"
+    for prompt_tokens in (20, 32, 33):
+        prompt, text = prompt_of(prompt_tokens), answer("llama", 0, prompt_tokens)
+        got = run(label, models.target, prompt, len(text), draft=short.draft)
+        assert list(got.token_ids) == text
+        assert rounds_of(got) == replay(prompt, text, len(text), inside)

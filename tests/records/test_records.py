@@ -60,7 +60,12 @@ def test_a_last_line_that_is_whole_and_wrong_was_not_torn_and_stays(path: Path, 
         ({"methods": RUN.methods[::-1]}, "methods differs: it has them in another order"),
         (
             {"methods": (*RUN.methods[:2], replace(RUN.methods[2], modules_sha256="0123456789"))},
-            r"it has early_exit, this run has early_exit \(modules 01234567\) instead",
+            "methods differs: early_exit .*modules_sha256",
+        ),
+        ({"methods": (*RUN.methods[:2], replace(RUN.methods[2], unsupported="no room"))}, "early_exit .*unsupported"),
+        (  # `doctor` is not compared
+            {"methods": (*RUN.methods[:2], replace(RUN.methods[2], source_sha256="ff", doctor="failed"))},
+            r"early_exit .*source_sha256\.",
         ),
         ({"suites": (replace(RUN.suites[0], prompts=3),)}, r"it has koala \(20 prompts.* this run has koala \(3 "),
         ({"suites": (replace(RUN.suites[0], exact_answers={"p0": ("4",)}),)}, "suites differs"),
@@ -190,6 +195,15 @@ def test_what_is_as_much_as_there_can_be_is_read(path: Path) -> None:
     assert read(write(path, [caught_up], replace(RUN, max_new_tokens=9))).rows == (caught_up,)
     with refused("row_not_of_run", "run.jsonl:2", "9 token_ids", "8 max_new_tokens"):
         read(write(path, [caught_up], replace(RUN, max_new_tokens=8)))
+
+
+def test_the_prompt_of_an_encoder_takes_no_room_of_the_answer(path: Path) -> None:
+    """A run on T5 whose prompt and answer together exceed the context could be neither compared nor resumed."""
+    row, target = replace(ROWS[0], prompt_tokens=8), replace(RUN.target, family="t5", context_tokens=9)
+    assert read(write(path, [row], replace(RUN, target=target))).rows == (row,)
+    for other in (replace(target, context_tokens=8), replace(target, family="llama")):
+        with refused("row_not_of_run", "run.jsonl:2", "8 prompt_tokens", "9 token_ids"):
+            read(write(path, [row], replace(RUN, target=other)))
 
 
 def test_the_same_generation_twice_is_named_with_both_lines(path: Path) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from command import cli
 from refusals import refused
 
-from benchctl.cli import main
 from benchctl.errors import InvalidData
 from benchctl.records.schema import to_line
 from benchctl.records.scores import Score, ScoreWriter, is_scores, once, read_scores, scores_path, text_sha256
@@ -128,7 +127,7 @@ def test_a_line_that_is_no_score_is_named(tmp_path: Path, line: bytes, problem: 
     path.write_bytes(to_line(PAIR) + line)
     with pytest.raises(InvalidData, match=f":2: .*({problem})"):
         read_scores(path)
-    result = CliRunner().invoke(main, ["compare", "--check", str(path)])
+    result = cli("compare", "--check", path)
     assert result.exit_code == 3 and f"{path}:2:" in result.stderr
 
 
@@ -144,7 +143,7 @@ def test_of_what_could_not_be_read_and_was_asked_for_again_the_last_line_counts(
     for lines, counts in cases:
         path.write_bytes(b"".join(map(to_line, lines)))
         assert read_scores(path).scores == counts
-        assert CliRunner().invoke(main, ["compare", "--check", str(path)]).exit_code == 0
+        assert cli("compare", "--check", path).exit_code == 0
     twice: tuple[tuple[Score, ...], ...] = ((PAIR, unread), (PAIR, SINGLE, PAIR), (unread, PAIR, unread))
     for lines in twice:
         path.write_bytes(b"".join(map(to_line, lines)))
@@ -195,5 +194,5 @@ def test_a_lock_is_held_unless_another_process_has_it(
 def test_validate_counts_scores_and_judges(tmp_path: Path) -> None:
     path = tmp_path / "a.scores.jsonl"
     path.write_bytes(to_line(PAIR) + to_line(SINGLE) + to_line(replace(PAIR, judge="other")))
-    result = CliRunner().invoke(main, ["compare", "--check", str(path)])
+    result = cli("compare", "--check", path)
     assert result.stdout.startswith(f"{path}: valid, 3 scores of 2 judges")

@@ -212,10 +212,32 @@ def test_a_sweep_can_go_in_steps() -> None:
             registry.expand_sweep(f"two_step[threshold={steps}]")
 
 
-@pytest.mark.parametrize("text", ["two_step", "two_step[heads=2]", "two_step[heads=2|]", "two_step[heads=|2]"])
+def test_a_sweep_tries_the_alternatives_of_a_part_of_a_label() -> None:
+    """They were split in the middle of the part, and gave labels with half of its brackets."""
+    wanted = [f"combine[first={first},then=two_step[heads={heads}]]" for first in ("a", "b[x=1]") for heads in (2, 4)]
+    assert registry.expand_sweep("combine[first=a|b[x=1],then=two_step[heads=2|4]]") == tuple(wanted)
+    assert registry.expand_sweep("combine[then=two_step[heads=1:3:2]]")[1] == "combine[then=two_step[heads=3]]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("two_step", "two_step[heads=2]", "two_step[heads=2|]", "two_step[heads=|2]", "two_step[heads=2|2]"),
+        *("combine[then=two_step[heads=2]]", "combine[then=two_step[heads=2|]]"),
+    ],
+)
 def test_a_sweep_of_nothing_is_refused(text: str) -> None:
     with refused("bad_sweep", f"'{text}'"):
         registry.expand_sweep(text)
+
+
+def test_a_label_has_names_in_place_of_the_paths_of_folders_and_model_files(tmp_path: Path) -> None:
+    """The path of a GGUF file, with the user's name in it, stood in scores and in trained modules."""
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge.gguf").touch()
+    models = (str(tmp_path / "judge"), str(tmp_path / "judge.gguf"), "owner/name")
+    shown = [Label("local", (("model", model), ("way", "generate"))).without_places.text for model in models]
+    assert shown == [f"local[model={name},way=generate]" for name in ("judge", "judge.gguf", "owner/name")]
 
 
 def test_the_shipped_methods_are_those_that_git_has_in_methods(root: Path) -> None:
@@ -232,10 +254,20 @@ def test_what_doctor_found_holds_for_the_code_as_it_was(tmp_path: Path, monkeypa
     code.write_text("first")
     monkeypatch.setenv("BENCHCTL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(registry, "source_sha256", lambda name: code.read_text())
-    assert (registry.doctor_result("repeat"), registry.doctor_result("medusa")) == ("never", "")
-    registry.note_examined("repeat", passed=True)
-    assert registry.doctor_result("repeat") == "passed"
+    assert (registry.doctor_result("repeat", "repeat"), registry.doctor_result("medusa", "medusa")) == ("never", "")
+    registry.note_examined("repeat", "repeat", passed=True)
+    assert registry.doctor_result("repeat", "repeat") == "passed"
     code.write_text("second")
-    assert registry.doctor_result("repeat") == "never"
-    registry.note_examined("repeat", passed=False)
-    assert registry.doctor_result("repeat") == "failed"
+    assert registry.doctor_result("repeat", "repeat") == "never"
+    registry.note_examined("repeat", "repeat", passed=False)
+    assert registry.doctor_result("repeat", "repeat") == "failed"
+
+
+def test_what_doctor_found_of_one_label_does_not_hide_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A label that failed was recorded as passed once another label of the same code passed."""
+    monkeypatch.setenv("BENCHCTL_CACHE", str(tmp_path))
+    monkeypatch.setattr(registry, "source_sha256", lambda name: "0" * 64)
+    registry.note_examined("repeat", "repeat[k=2]", passed=False)
+    registry.note_examined("repeat", "repeat", passed=True)
+    found = [registry.doctor_result("repeat", label) for label in ("repeat[k=2]", "repeat", "repeat[k=3]")]
+    assert found == ["failed", "passed", "failed"]

@@ -16,7 +16,7 @@ from benchctl import __version__, bundled, registry
 
 pytestmark = pytest.mark.slow
 
-FILES = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "MANIFEST.in", "Makefile", "pyproject.toml")
+FILES = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "MANIFEST.in", "pyproject.toml")
 COMMANDS = ("check", "demo", "constraints.txt", "results/README.md")
 FOLDERS = ("benchctl", "methods", "judges", "benchmarks", "docs", "reference", "scripts", "tests", "results/reference")
 INSTALLED = {"benchctl": "benchctl", "methods": "benchctl/methods", "judges": "benchctl/judges"}

@@ -293,6 +293,25 @@ def _key(row: Row) -> tuple[str, int]:
     return row.prompt_id, row.repeat
 
 
+@pytest.mark.parametrize(("prompts", "done"), [(4, True), (5, False)])
+def test_a_run_that_lacked_memory_is_done_when_all_its_generations_were_tried(
+    prompts: int, done: bool, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `sweep run` executed it again, which measured nothing."""
+    (unit,) = units(read_spec(spec_of(here, families={"f": ["prompt_lookup"]})), here)
+    write_commands(here, [unit])
+
+    def lack(unit: Unit, place: Place, settings: Settings) -> int:
+        with Writer(unit.out, replace(ONE, suites=(replace(ONE.suites[0], prompts=prompts),))) as writer:
+            writer.append(*ROWS[:-1], failed(ROWS[-1], "out_of_memory: no room"))
+        return 1
+
+    monkeypatch.setattr(work, "measure", lack)
+    result = sweep("run", str(here))
+    assert (result.exit_code == 0, finished_of(here, unit).exists()) == (done, done)
+    assert (f"{unit.name}  done" in result.stderr) == done
+
+
 HOLDER = """
 import sys, time, tempfile
 from pathlib import Path
@@ -342,6 +361,17 @@ def test_gpus_are_those_that_the_scheduler_left_visible(monkeypatch: pytest.Monk
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         assert places(True, 1) == []
+
+
+def test_jobs_of_slurm_do_not_wait_for_each_others_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may see its own GPU as number 0: all jobs of a host had the same lock, and ran one after the other."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    found = places(True, 1)
+    for job in ("71", "72"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        found += places(True, 1)
+    assert len({place.locks for place in found}) == 3 and {place.gpu for place in found} == {"0"}
 
 
 def test_the_commands_can_be_run_by_a_shell(tmp_path: Path) -> None:

@@ -164,7 +164,8 @@ def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path
         assert entry["p_value"] == pytest.approx(p_value(losses, 0.75))
     safe = [entry["threshold"] for entry in tested if entry["p_value"] <= 0.3]
     assert found["threshold"] == safe[-1]
-    assert f"{label[:-1]},threshold={safe[-1]:g}]' --max-new-tokens {TOKENS}\n" in told
+    how = f"--max-new-tokens {TOKENS} --device cpu --dtype float32"
+    assert f"{label[:-1]},threshold={safe[-1]:g}]' {how}\n" in told
     assert f"threshold {tested[0]['threshold']}: risk {tested[0]['risk']:.4f} over 12 prompts" in told
 
 
@@ -209,6 +210,7 @@ def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> No
     [
         ("early_exit", ("--calibrate", "0.1"), "two numbers, delta and epsilon"),
         ("early_exit", ("--calibrate", "0.1,0.05", "--steps", "3"), "--steps"),
+        ("early_exit", ("--calibrate", "0.1,0.05", "--compile"), "--compile."),  # whose field is `compiled`
         ("early_exit[threshold=0.5]", ("--calibrate", "0.5,0.5"), "leave out threshold"),
         ("early_exit[mode=draft]", ("--calibrate", "0.5,0.5"), "calibrate a lossy mode"),
         ("medusa", ("--calibrate", "0.5,0.5"), "medusa has no threshold to calibrate"),

@@ -294,7 +294,6 @@ def test_a_method_that_asks_for_layers_of_such_a_target_batch_is_told_why_there_
 
 
 PROMPTS = [[*text, END] for text in letters(24, seed=3)]  # none of those that anything learnt from
-EXITS = (1, 2, 3)
 
 
 @dataclass(frozen=True)

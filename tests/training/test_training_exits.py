@@ -49,7 +49,7 @@ def test_classifiers_are_trained_on_top_of_exits_that_stay_as_they_were(made: Pa
     assert {"exit_1_top1", "exit_1_bare_top1", "exit_2_top1", "exit_1_found", "agreement", "depth"} <= set(shares)
     card = (made / "both" / "README.md").read_text()
     earlier = json.loads((made / "exits" / "training.json").read_text())["provenance"]["command"]
-    assert "only the classifier learnt" in card and earlier and earlier in card
+    assert "only the classifier was trained" in card and earlier and earlier in card
     for confidence in ("classifier", "softmax_max"):
         _prepare(made, f"early_exit[head=trained,confidence={confidence},modules={made / 'both'}]")
 

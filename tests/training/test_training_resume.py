@@ -107,7 +107,7 @@ def test_a_refused_resume_changes_nothing(home: Path, part: str, changed: tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", MADE)
-def test_the_same_run_is_resumed_at_other_rates(home: Path, part: str, tmp_path: Path) -> None:
+def test_a_finished_run_takes_another_rate_and_keeps_its_weights(home: Path, part: str, tmp_path: Path) -> None:
     out = shutil.copytree(home / part, tmp_path / part)
     assert "Wrote" in done(*PARTS[part](home), "--out", out, "--rate", 1e-4, "--resume")
     weights = "modules.safetensors" if part == "heads" else "model.safetensors"

@@ -72,7 +72,14 @@ def test_training_learns_the_rule_of_the_text(tmp_path: Path, optimizer: Optimiz
     held_out = tiny_trainer(tmp_path, settings, report=seen.append).train()["unit"]
     assert seen[0].loss == pytest.approx(math.log(13), abs=0.6)
     assert held_out["loss"].share < 0.3
-    assert seen[-1].rate == pytest.approx(0.0)
+    assert 0 < seen[-1].rate < 0.02
+
+
+def test_the_rate_of_a_logged_step_is_the_one_that_it_used(tmp_path: Path) -> None:
+    """It was that of the step after it: 0 for the last one."""
+    settings = replace(tiny_settings(steps=4), warmup=0.0, schedule="linear", log_steps=1)
+    tiny_trainer(tmp_path, settings).train()
+    assert [line["rate"] for line in log_of(tmp_path)] == [1.0, 0.75, 0.5, 0.25]
 
 
 def test_held_out_measures_come_every_so_many_steps_and_at_the_end(tmp_path: Path) -> None:
@@ -155,6 +162,20 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path: Path, val
     again = tiny_trainer(tmp_path, lower)
     assert again.resume()
     assert math.isfinite(again.train()["unit"]["loss"].share)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.0])
+def test_a_resumed_run_learns_at_the_rates_that_it_is_given(tmp_path: Path, rate: float) -> None:
+    """The saved state of its optimisers has the rates of before."""
+    settings = tiny_settings(every_s=0.0)
+    with pytest.raises(Killed):
+        tiny_trainer(tmp_path, settings, report=killed_at(6)).train()
+    given = replace(settings.optimizer, rate=rate, matrix_rate=rate)
+    trainer = tiny_trainer(tmp_path, replace(settings, optimizer=given))
+    assert trainer.resume()
+    before = weights_of(trainer.module)
+    trainer.train()
+    assert (trainer.position.step, weights_of(trainer.module) == before) == (12, rate == 0.0)
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path: Path) -> None:

@@ -128,9 +128,11 @@ def remembering(frame: pd.DataFrame, same_answers: bool) -> list[str]:
     """Labels that answered a prompt again in other steps. Greedy steps follow from the text, so such a method remembers
     earlier answers, and its speed is not that of a prompt it has not seen.
 
-    With ``same_answers`` only equal answers are compared: in half precision they may differ by rounding.
+    With ``same_answers`` only equal answers of first turns are compared: in half precision answers may differ by
+    rounding, and later turns then follow different texts.
     """
     answered = frame[frame["error"].isna() & frame["steps"].gt(0)]
+    answered = answered[answered["turn"] == 0] if same_answers else answered
     keys = ["label", "suite", "prompt_id", "turn", *(["answer_id"] if same_answers else [])]
     ways = answered.groupby(keys)["steps_id"].nunique()
     return sorted(ways[ways > 1].index.unique("label"))

@@ -9,6 +9,7 @@ from typing import TypeVar
 import pandas as pd
 
 from benchctl.analysis.comparison import Group
+from benchctl.analysis.frame.build import pair
 from benchctl.analysis.judges.judgements import answer_of, judge_of
 from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row
@@ -86,8 +87,9 @@ def _turns(group: Group, label: str) -> pd.DataFrame:
     """An answer of a method to each turn that the baseline answered too.
 
     Of repeats and sessions it is the first with the most interesting verdict, since a single one of them may differ.
+    Disturbed rounds count too: their times are in doubt, their answers are not.
     """
-    pairs = group.pairs(label)
+    pairs = pair(group.frame.assign(round_invalid=False), label, group.run.baseline)
     ranks = {verdict: rank for rank, verdict in enumerate(_BY_INTEREST)}
     rank = pairs["verdict"].map(ranks).fillna(len(ranks))
     return pairs.loc[rank.sort_values(kind="stable").index].drop_duplicates(_TURN).sort_index()

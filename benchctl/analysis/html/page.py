@@ -27,11 +27,13 @@ _ID = re.compile(r'( id="|url\(#|href="#)')
 
 @dataclass(frozen=True)
 class Picture:
-    """`svg` is empty where these runs have no such picture, and `problem` is the reason."""
+    """`svg` is empty where these runs have no such picture, and `problem` is the reason; `is_too_much` where it is that
+    they have too much for it."""
 
     title: str
     svg: str = ""
     problem: str = ""
+    is_too_much: bool = False
 
 
 def picture(name: str, group: Group, prefix: str, size: str = "screen") -> Picture:
@@ -40,14 +42,15 @@ def picture(name: str, group: Group, prefix: str, size: str = "screen") -> Pictu
     try:
         drawing = plot(name).draw((replace(group, differs=()),), Request(SIZES[size]))
     except UserError as error:
-        return Picture(title, problem=str(error))
+        return Picture(title, problem=str(error), is_too_much=error.id.startswith("too_many"))
     return Picture(title, embedded(svg(drawing.figure), prefix))
 
 
 def other_pictures(group: Group, prefix: str) -> tuple[Picture, ...]:
-    """The other pictures of results files, as far as these runs have them."""
+    """The other pictures of results files, as far as these runs have them, or why they have too much for one."""
     names = [name for name in helps() if name != MAIN]
-    return tuple(found for name in names if (found := picture(name, group, f"{prefix}{name}-")).svg)
+    found = (picture(name, group, f"{prefix}{name}-") for name in names)
+    return tuple(each for each in found if each.svg or each.is_too_much)
 
 
 def embedded(document: str, prefix: str) -> str:
@@ -105,7 +108,7 @@ def section(groups: Sequence[Group], group: Group, embedded_models: frozenset[st
         number=number,
         name=_name(group),
         headline=summary.advice,
-        reasons=summary.lines if summary.advice != summary.headline else (),
+        reasons=summary.lines if summary.advice != summary.headline else summary.lines[1:],
         setup=_setup(group),
         differs=" ".join(differing_settings(group)),
         poor=f"{target.name} has {_millions(target)}: its answers are poor." if target.name in embedded_models else "",

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy.special import ndtri
 
 from benchctl.analysis.judges.judgements import PAIRED, Judge, Judged, judged
-from benchctl.analysis.metrics.metric import Column, Metric, column, ones
+from benchctl.analysis.metrics.metric import Better, Column, Metric, column, ones, zeros
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.analysis.stats.intervals import LEVEL, Floats, Interval, critical, interval_of
 from benchctl.records.scores import Score, once, read_scores, scores_path
@@ -143,28 +143,38 @@ def _longer_won(pairs: pd.DataFrame) -> pd.Series:
 
 SCORE = Metric("score", "judge's score", "points", "higher", column("score"), ones)
 SCORE_DIFFERENCE = Metric(
-    "score_difference", "judge's score, difference to the baseline", "points", "higher", column("difference"), ones
+    "score_difference",
+    "judge's score, difference to the baseline",
+    "points",
+    "higher",
+    column("difference"),
+    ones,
+    less=(zeros, ones),
 )
-WIN = Metric("win", "answers judged better", "share", "higher", _where(lambda pairs: pairs["verdict"] > 0), ones)
-TIE = Metric("tie", "answers judged equal", "share", "higher", _where(lambda pairs: pairs["verdict"] == 0), ones)
-LOSS = Metric("loss", "answers judged worse", "share", "lower", _where(lambda pairs: pairs["verdict"] < 0), ones)
+
+
+def _share(name: str, label: str, better: Better, counted: Column, of: Column = ones) -> Metric:
+    return Metric(name, label, "share", better, counted, of, of_answers=True)
+
+
+WIN = _share("win", "answers judged better", "higher", _where(lambda pairs: pairs["verdict"] > 0))
+TIE = _share("tie", "answers judged equal", "higher", _where(lambda pairs: pairs["verdict"] == 0))
+LOSS = _share("loss", "answers judged worse", "lower", _where(lambda pairs: pairs["verdict"] < 0))
 # One half for a judge without position bias, whatever the answers: each pair is judged in both orders.
-FIRST_WINS = Metric(
-    "first_wins", "judgements with a winner that stood first", "share", "lower", column("first_won"), column("decided")
+FIRST_WINS = _share(
+    "first_wins", "judgements with a winner that stood first", "lower", column("first_won"), column("decided")
 )
-CONSISTENCY = Metric(
+CONSISTENCY = _share(
     "consistency",
     "pairs judged alike in both orders",
-    "share",
     "higher",
     column("consistent"),
     _where(lambda pairs: pairs["orders"] == 2),
 )
 # One half for a judge without length bias, where longer answers are neither better nor worse.
-LONGER_WINS = Metric(
+LONGER_WINS = _share(
     "longer_wins",
     "wins and losses in which the longer answer won",
-    "share",
     "lower",
     _where(lambda pairs: _longer_won(pairs) > 0),
     _where(lambda pairs: _longer_won(pairs) != 0),

@@ -61,6 +61,7 @@ TARGET_ANSWERS = Metric(
     "higher",
     _verdict_in("identical", "tie", "numeric"),
     _verdict_in("identical", "tie", "numeric", "lossy"),
+    of_answers=True,
 )
 TARGET_AGREEMENT = Metric(
     "target_agreement",
@@ -83,6 +84,7 @@ LOG_LIKELIHOOD_DIFFERENCE = Metric(
     "higher",
     _if_complete(zeros, _log_likelihood_difference),
     _if_complete(ones, _known_differences),
+    less=(zeros, ones),
     table=_TABLE,
     title="log-likelihood change",
     cell="{:+z.3f}",
@@ -112,6 +114,7 @@ DEGENERATION = Metric(
     "lower",
     lambda pairs: degenerates(pairs).astype(float).where(pairs["loops"].notna()),
     ones,
+    of_answers=True,
     table=_TABLE,
     title="degenerate",
     trivial=0.0,
@@ -127,6 +130,7 @@ EXACT_MATCH = Metric(
     "higher",
     column("right_answers"),
     column("checked_answers"),
+    of_answers=True,
     table="Exact match",
     title="exact match [95%]",
     interval=True,

@@ -31,7 +31,8 @@ class Metric:
     A ratio of sums gives every second, step or token the same weight. A mean of per-prompt ratios would count short
     answers as much as long ones. `less` has the top and bottom of a second ratio, which is subtracted.
     With `uses_baseline` the baseline's times or counts are part of the number: where the two were measured in
-    different sessions, the difference between these sessions is part of its error.
+    different sessions, the difference between these sessions is part of its error. A share `of_answers` counts whole
+    answers or judgements.
 
     `mode` is the mode whose pairs are summed (replay and profile pairs exist only where a run measured them). `needs`
     says whether pairs hold what the metric sums; without it the metric always applies.
@@ -49,6 +50,7 @@ class Metric:
     bottom: Column
     less: tuple[Column, Column] | None = None
     uses_baseline: bool = False
+    of_answers: bool = False
     mode: Mode = "free"
     needs: Callable[[pd.DataFrame], bool] | None = None
     table: str = ""

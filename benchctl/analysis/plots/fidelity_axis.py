@@ -63,7 +63,8 @@ class FidelityAxis:
         methods = group.pooled.methods
         if self.judge:
             judged = [figures.prompts for method in methods for figures in method.judged if figures.judge == self.judge]
-            return f"score of {self.judge.name} on {max(judged)} prompts,\ndifference to {group.run.baseline}"
+            on = f" on {max(judged)} prompts" if judged else ""
+            return f"score of {self.judge.name}{on},\ndifference to {group.run.baseline}"
         if self.metric is EXACT_MATCH:
             return f"{self.name} on {max(method.checked_prompts for method in methods)} prompts"
         return f"{self.name}\n(target agreement\nnot measured)" if self.instead else self.name

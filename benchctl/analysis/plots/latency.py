@@ -47,7 +47,9 @@ def latencies(group: Group, metric: Metric, labels: Sequence[str]) -> tuple[Late
     methods, found = {method.label for method in group.pooled.methods}, []
     for label in labels:
         if label in methods:
-            pairs = group.pairs(label)
+            # Files that share no session pair each answer with several of the baseline.
+            generation = ["file", "session", "suite", "prompt_id", "turn", "repeat"]
+            pairs = group.pairs(label).drop_duplicates(generation)
             seconds = metric.top(pairs) / metric.bottom(pairs).where(lambda amount: amount > 0)
             found.append(Latency(label, seconds.dropna().to_numpy(float)))
     return tuple(latency for latency in found if len(latency.seconds))

@@ -30,14 +30,21 @@ from benchctl.analysis.stats.estimates import Estimate
 from benchctl.analysis.winner import summarise
 from benchctl.records.schema import MethodInfo
 
-Look = Literal["baseline", "lossless", "unproven", "lossy"]
+Look = Literal["baseline", "lossless", "claimed", "unproven", "lossy"]
 LOOKS: Final[dict[Look, str]] = {
     "baseline": "baseline",
     "lossless": "✓ lossless",
+    "claimed": "lossless by claim (sampled)",
     "unproven": "✗ refused or not confirmed",
     "lossy": "lossy",
 }
-_MARKERS: Final[dict[Look, str]] = {"baseline": "s", "lossless": "o", "unproven": "X", "lossy": "^"}
+_MARKERS: Final[dict[Look, str]] = {
+    "baseline": "s",
+    "lossless": "o",
+    "claimed": "D",
+    "unproven": "X",
+    "lossy": "^",
+}
 
 _FEWEST_OF_CURVE = 3
 _COLUMNS: Final = {"screen": 2, "column": 1}  # of panels
@@ -94,8 +101,8 @@ class Panel:
     @property
     def title(self) -> str:
         """The finding. Without lossless methods there is none, and the title is what the picture shows."""
-        if not any(dot.look == "lossless" for dot in self.dots):
-            return "Speed-up and fidelity of lossy methods"
+        if not any(dot.look in ("lossless", "claimed") for dot in self.dots):
+            return "Speed-up and fidelity"
         return summarise(self.group, short_labels([method.label for method in self.group.pooled.methods])).headline
 
 
@@ -160,7 +167,10 @@ def look_of(group: Group, method: MethodFigures) -> Look:
         return "baseline"
     if method.lossless:
         return "lossless"
-    return "unproven" if method.refused or claims_exact(method.exactness, group.run.temperature) else "lossy"
+    claims, counts = claims_exact(method.exactness, group.run.temperature), method.fidelity
+    if claims and counts.sampled and not (method.refused or counts.failed or counts.unjudged):
+        return "claimed"
+    return "unproven" if method.refused or claims else "lossy"
 
 
 def frontier(points: Sequence[tuple[float, float]], looks: Sequence[Look]) -> tuple[bool, ...]:

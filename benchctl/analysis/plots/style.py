@@ -130,10 +130,13 @@ def shown_labels(labels: Sequence[str], groups: Sequence[Group]) -> dict[str, st
 
 
 def settings(group: Group) -> str:
-    """The target, where it ran, and the most new tokens."""
+    """The target, where it ran, sampling, and the most new tokens; of imported files the target and the program."""
     run = group.run
+    if run.imported:
+        return f"{run.target_name}, imported from files of {run.imported}"
+    sampling = f"temperature {run.temperature:g}, " if run.temperature else ""
     machine = f"{run.target_name} on {run.device}, {run.dtype}, {run.threads} thread{'s' * (run.threads != 1)}"
-    return f"{machine}, up to {run.max_new_tokens} new tokens"
+    return f"{machine}, {sampling}up to {run.max_new_tokens} new tokens"
 
 
 def prompts_line(group: Group) -> str:

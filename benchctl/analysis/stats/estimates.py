@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
-from benchctl.analysis.stats.intervals import Floats, Interval, Ints, Levels, ratio_intervals, ratios_of_sums
+from benchctl.analysis.stats.intervals import LEVEL, Floats, Interval, Ints, Levels, ratio_intervals, ratios_of_sums
 
 _OUTCOMES = ("share", "points", "nats/token")  # units of figures whose tops say nothing about a prompt's length
 
@@ -38,27 +38,37 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
     """
     tops, bottoms, less_tops, less_bottoms = _sums(pairs, metrics)
     uses_baseline = [metric.uses_baseline for metric in metrics]
+    subtracted = [metric.less is not None for metric in metrics]
+    drawn = levels(pairs)
     intervals = ratio_intervals(
         tops,
         bottoms,
-        levels(pairs),
+        drawn,
         less=(less_tops, less_bottoms),
+        differences=subtracted,
         uses_baseline=uses_baseline,
         outcomes=[metric.unit in _OUTCOMES for metric in metrics],
     )
     ratios = ratios_of_sums(tops, bottoms)
-    subtracted = [metric.less is not None for metric in metrics]
     values = np.where(subtracted, ratios - ratios_of_sums(less_tops, less_bottoms), ratios)
+    prompts = [len(np.unique(drawn.prompt[bottoms[:, m] > 0])) for m in range(len(metrics))]
     return tuple(
-        Estimate(metric, None if isnan(value) else value, _within_bounds(metric, interval))
-        for metric, value, interval in zip(metrics, values.tolist(), intervals, strict=True)
+        Estimate(metric, None if isnan(value) else value, _within_bounds(metric, value, interval, count))
+        for metric, value, interval, count in zip(metrics, values.tolist(), intervals, prompts, strict=True)
     )
 
 
-def _within_bounds(metric: Metric, interval: Interval | None) -> Interval | None:
-    """A share is from 0 to 1 and a difference of shares from -1 to 1, also at the ends of an interval."""
+def _within_bounds(metric: Metric, value: float, interval: Interval | None, prompts: int) -> Interval | None:
+    """A share is from 0 to 1 and a difference of shares from -1 to 1, also at the ends of an interval.
+
+    Where none or all of the answers count, they do not vary. The exact binomial interval of as many prompts shows how
+    many of other prompts may (Clopper, Pearson 1934).
+    """
     if interval is None or metric.unit != "share":
         return interval
+    if metric.of_answers and not metric.less and value in (0, 1):
+        most = 1 - (LEVEL / 2) ** (1 / prompts)
+        return Interval(0.0, most) if value == 0 else Interval(1 - most, 1.0)
     return Interval(max(interval.low, -1.0 if metric.less else 0.0), min(interval.high, 1.0))
 
 

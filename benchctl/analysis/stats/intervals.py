@@ -38,7 +38,7 @@ LEAST_PROMPTS = 5  # fewer have no interval
 # prompts. Where equal methods differ by noise alone, the share is 0.7. To subtract all would make intervals too narrow:
 # the noise is itself estimated, and a negative rest counts as 0.
 _NOISE_SHARE = 1.4
-_EQUAL = 6  # prompts' worth of the assumption that relative errors are equally large, see `_standard_errors`
+_EQUAL = 6  # weight of the second variance in `_standard_errors`, as a number of prompts
 _MANY = 1000  # degrees of freedom of a spread that is assumed
 _LEVELS = np.geomspace(1e-6, 1.0, 400)  # p-values are interpolated between these
 
@@ -87,20 +87,23 @@ def ratio_intervals(
     levels: Levels,
     *,
     less: tuple[Floats, Floats] | None = None,
+    differences: Sequence[bool] | None = None,
     uses_baseline: Sequence[bool] | None = None,
     outcomes: Sequence[bool] | None = None,
 ) -> list[Interval | None]:
     """The 95% interval of `tops[:, m].sum() / bottoms[:, m].sum()` for each column m of two [N, M] arrays.
 
-    With `less`, two more such arrays, it is the interval of that ratio minus theirs. `uses_baseline` [M] says which
-    figures compare the method with the baseline (default: all). Those have no interval where the two were measured in
-    different sessions, one each. `outcomes` [M] says whose tops are outcomes, such as right answers or scores (default:
-    none): they say nothing about how much a prompt matters. None with fewer than LEAST_PROMPTS prompts that have a
-    bottom.
+    With `less`, two more such arrays, it is the interval of that ratio minus theirs. `differences` [M] says which
+    figures are differences, which may be negative even where none of the observations is (default: all with `less`,
+    none without). `uses_baseline` [M] says which figures compare the method with the baseline (default: all). Those
+    have no interval where the two were measured in different sessions, one each. `outcomes` [M] says whose tops are
+    outcomes, such as right answers or scores (default: none): they say nothing about how much a prompt matters. None
+    with fewer than LEAST_PROMPTS prompts that have a bottom.
     """
     figures = tops.shape[1]
+    subtracted = _Subtracted(less, np.array(differences or [less is not None] * figures))
     errors = _errors(
-        tops, bottoms, levels, less, uses_baseline or [True] * figures, np.array(outcomes or [False] * figures)
+        tops, bottoms, levels, subtracted, uses_baseline or [True] * figures, np.array(outcomes or [False] * figures)
     )
     return [None if error is None else error.interval() for error in errors]
 
@@ -110,7 +113,8 @@ def p_value(tops: Floats, bottoms: Floats, levels: Levels) -> float:
 
     It is the level at which the interval of the ratio's logarithm just reaches 0.
     """
-    (error,) = _errors(tops[:, None], bottoms[:, None], levels, None, [True], np.array([False]))
+    nothing = _Subtracted(None, np.array([False]))
+    (error,) = _errors(tops[:, None], bottoms[:, None], levels, nothing, [True], np.array([False]))
     return 1.0 if error is None or not error.logarithmic else error.p_value()
 
 
@@ -159,7 +163,8 @@ class Quotient(NamedTuple):
 def quotient(now: Observations, then: Observations, session_spread: float) -> Quotient | None:
     """One ratio of sums divided by an earlier one, over the prompts that both have.
 
-    Prompts are paired: what makes a prompt long or easy cancels. The spread of sessions comes from both runs; with one
+    Prompts are paired: what makes a prompt long or easy cancels, also where some were measured more often than others,
+    since each counts by the means of its observations. The spread of sessions comes from both runs; with one
     session each it is unknown, and `session_spread` (of a session's logarithm) is assumed.
     None with fewer than LEAST_PROMPTS common prompts, or where a sum is 0.
     """
@@ -172,9 +177,11 @@ def quotient(now: Observations, then: Observations, session_spread: float) -> Qu
         kept = np.array([prompt in number for prompt in each.prompts])
         codes = np.array([number[prompt] for prompt in each.prompts if prompt in number], dtype=np.int64)
         parts = np.column_stack([each.tops, each.bottoms])[kept]
-        sums.append(_totals(parts, codes, len(common)))
-        by_session = _totals(parts, _codes(each.sessions[kept]))
-        sessions.append(np.log(_ratios(by_session[:, 0], by_session[:, 1])))
+        means = _totals(parts, codes, len(common)) / np.bincount(codes, minlength=len(common))[:, None]
+        sums.append(means)
+        by_session, usual = (_totals(values, _codes(each.sessions[kept])) for values in (parts, means[codes]))
+        # Relative to what all sessions measured on the same prompts: one that was interrupted has fewer.
+        sessions.append(np.log(by_session[:, 0] / by_session[:, 1] / (usual[:, 0] / usual[:, 1])))
     by_prompt = np.column_stack(sums)
     if not (by_prompt > 0).all():
         return None
@@ -238,11 +245,18 @@ class _Error(NamedTuple):
         return float(np.exp(np.interp(abs(log(self.value)), half_widths[::-1], np.log(_LEVELS)[::-1])))
 
 
+class _Subtracted(NamedTuple):
+    """Sums of ratios that are subtracted, and for each figure whether it is a difference."""
+
+    less: tuple[Floats, Floats] | None
+    differences: NDArray[np.bool_]
+
+
 def _errors(
     tops: Floats,
     bottoms: Floats,
     levels: Levels,
-    less: tuple[Floats, Floats] | None,
+    subtracted: _Subtracted,
     uses_baseline: Sequence[bool],
     outcomes: NDArray[np.bool_],
 ) -> list[_Error | None]:
@@ -251,13 +265,12 @@ def _errors(
     if prompts.max(initial=0) + 1 < LEAST_PROMPTS:
         return [None] * figures
     value, without, influence = _left_out(tops, bottoms, prompts)
-    logarithmic = (tops >= 0).all(axis=0) & (value > 0)
+    logarithmic = (tops >= 0).all(axis=0) & (value > 0) & ~subtracted.differences
     below = _totals(bottoms, prompts)
     counted = (below != 0).sum(axis=0)
-    if less is not None:
-        subtracted, less_without, less_influence = _left_out(*less, prompts)
-        logarithmic &= ~less[0].any(axis=0)
-        value, without, influence = value - subtracted, without - less_without, influence - less_influence
+    if subtracted.less is not None:
+        less, less_without, less_influence = _left_out(*subtracted.less, prompts)
+        value, without, influence = value - less, without - less_without, influence - less_influence
     # Where leaving out the only prompt with a value gives 0, the logarithm has no error.
     logarithmic &= (without > 0).all(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -26,12 +26,13 @@ _NAMED = (ACCEPTANCE_RATE, ROW_ACCEPTANCE, MEAN_ACCEPTED, BLOCK_EFFICIENCY)
 
 @dataclass(frozen=True)
 class Acceptance:
-    """One method on one suite. `conditional` and `unconditional` go from position 1 to the deepest it tried,
-    `histogram` from 0 to that."""
+    """One method on one suite; `refused` as in MethodFigures. `conditional` and `unconditional` go from position 1 to
+    the deepest it tried, `histogram` from 0 to that."""
 
     group: int
     suite: str
     label: str
+    refused: str
     named: tuple[Estimate, ...]
     conditional: tuple[Estimate, ...]
     unconditional: tuple[Estimate, ...]
@@ -77,6 +78,7 @@ def acceptances(number: int, group: Group, suites: Sequence[SuiteFigures]) -> It
                 group=number,
                 suite=group.title(suite),
                 label=method.label,
+                refused=method.refused,
                 named=tuple(method.estimate(metric) for metric in _NAMED),
                 conditional=shares[:tried],
                 unconditional=shares[deepest : deepest + tried],
@@ -97,7 +99,7 @@ def to_json(drafting: Sequence[Acceptance]) -> str:
     """Every figure at full precision."""
     document: dict[str, object] = {
         "acceptance": [
-            {"group": each.group, "suite": each.suite, "label": each.label}
+            {"group": each.group, "suite": each.suite, "label": each.label, "refused": each.refused}
             | {"figures": [{"name": name, "position": at, **found.numbers} for name, at, found in each.figures()]}
             for each in drafting
         ]
@@ -109,8 +111,9 @@ def to_csv(drafting: Sequence[Acceptance]) -> str:
     """A line for each figure, at full precision."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["group", "suite", "label", "figure", "position", "value", "low", "high"])
+    writer.writerow(["group", "suite", "label", "refused", "figure", "position", "value", "low", "high"])
     for each in drafting:
         for name, position, estimate in each.figures():
-            writer.writerow([each.group, each.suite, each.label, name, position, *estimate.numbers.values()])
+            place = (each.group, each.suite, each.label, each.refused, name, position)
+            writer.writerow([*place, *estimate.numbers.values()])
     return text.getvalue().rstrip("\n")

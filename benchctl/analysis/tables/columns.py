@@ -106,7 +106,8 @@ def cell(metric: Metric) -> Callable[[MethodFigures], str]:
         itself = method.is_baseline and metric.uses_baseline and metric.interval and metric.mode != "profile"
         if itself and estimate.value is not None:
             return BASELINE_CELL
-        if method.refused and estimate.value is not None and metric.table in _SPEED_TABLES:
+        is_speed = metric.table in _SPEED_TABLES or (metric.mode == "replay" and metric.unit == "ratio")
+        if method.refused and estimate.value is not None and is_speed:
             return f"refused {spread(estimate, metric.cell, metric.scale, interval=False)}"
         few = f"n/a ({method.prompts} prompt{'s' * (method.prompts != 1)})" if method.prompts < LEAST_PROMPTS else ""
         return spread(estimate, metric.cell, metric.scale, interval=metric.interval, without=few or "[n/a]")

@@ -91,7 +91,7 @@ def render_acceptance(groups: Sequence[Group], format: Format = "table", view: V
         positions = range(max((len(each.histogram) for each in of_group), default=0))
         named, by_position = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)
         for each in of_group:
-            name = names[each.label]
+            name = f"refused: {names[each.label]}" if each.refused else names[each.label]
             named[each.suite].append((name, *each.named_cells))
             for first, row in zip((name, "", ""), each.position_rows, strict=True):
                 by_position[each.suite].append((first, *row, *[""] * (len(positions) + 1 - len(row))))

@@ -72,15 +72,15 @@
   const VERDICTS = {
     identical: "Same answer as the baseline.",
     tie: "A tie: at the first difference both tokens score equally within rounding error.",
-    numeric: "The answers differ by rounding error.",
+    numeric: "The answers differ. Rounding elsewhere in the answer is as large; in float32 an exact method may not differ.",
     lossy: "The answers differ by more than rounding error.",
     sampled: "Sampled answers: two samples may differ.",
   };
   function evidence(entry) {
     const numbers = [];
     if (entry.first_divergence !== null) numbers.push(`First difference at token ${entry.first_divergence} (counted from 0)`);
-    if (entry.margin !== null) numbers.push(`margin ${short(entry.margin)}`);
-    if (entry.noise !== null) numbers.push(`noise ${short(entry.noise)}`);
+    if (entry.margin !== null) numbers.push(`the target's two best tokens differ by ${short(entry.margin)} logits there`);
+    if (entry.noise !== null) numbers.push(`rounding changes logits by ${short(entry.noise)}`);
     return [VERDICTS[entry.verdict] || "Not compared.", numbers.join(", ")].join(" ");
   }
   function judgement(score) {

@@ -65,7 +65,7 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
             self._text += self._tokens.read(token)
         self._read_tokens = len(context.tokens)
         last = len(self._text) - len(self._tokens.read(context.tokens[-1]))
-        kept = min(known + common_start(self._stream.text[known:], self._text[known:]), last)
+        kept = min(known + common_start(self._stream.text[known:], self._text[known:]), last, self._stream.length)
         if self._stream.rows:  # rows that left at an exit wait for the layers above it
             self._stream.keep(range(max(0, kept - self._stream.base)))
         if self._stream.length > kept:

@@ -28,7 +28,7 @@ def read_widths(text: str, depth: int, other: str = "sparse") -> tuple[int, ...]
     widths = tuple(map(int, parts))
     nodes = sum(prod(widths[:level]) for level in range(1, len(widths) + 1))
     if nodes > MOST_NODES:
-        raise ValueError(f"tree {text} has {nodes:,} nodes; it may have {MOST_NODES:,}")
+        raise ValueError(f"tree {text} has {nodes:,} nodes; the most is {MOST_NODES:,}: give smaller widths")
     return widths
 
 

@@ -138,9 +138,9 @@ class Counts:
 class FastTier:
     """``capacity`` slots, one transfer at a time; what is demanded goes before what is fetched ahead.
 
-    Experts of the present visit stay until the next one, so timing never changes what is evicted. A visit that needs
-    more than ``capacity`` is a window moving over its experts in the order of computing. Fetching ahead never evicts
-    what is still to be used; a demand may, as its last choice.
+    Experts of the present visit stay until the next one. So without fetching ahead, timing never changes what is
+    evicted. A visit that needs more than ``capacity`` is a window moving over its experts in the order of computing.
+    Fetching ahead never evicts what is still to be used; a demand may, as its last choice.
     """
 
     def __init__(self, capacity: int, policy: Policy) -> None:

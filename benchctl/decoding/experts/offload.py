@@ -294,7 +294,7 @@ class Offload:
                 self._loader = None
 
     def _fetch(self, layer: int, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
-        """Demand, predict and hand out the experts of a visit; where ``blocking``, the first wait for one another."""
+        """Demand, predict and hand out the experts of a visit; with ``blocking`` as many as fit are loaded first."""
         loader = self._loader
         if loader is None:
             raise RuntimeError("nobody serves the experts of this view; run it inside serve()")
@@ -303,8 +303,9 @@ class Offload:
         if self._predictor is not None and residual.shape[0] == 1:
             for ahead, experts in self._predictor(layer, residual).items():
                 loader.want(ahead, tuple(experts))
-        for expert in needed[: self.capacity if self._settings.blocking else 1]:
-            loader.wait_for(Key(layer, expert))
+        if self._settings.blocking:
+            for expert in needed[: self.capacity]:
+                loader.wait_for(Key(layer, expert))
         for expert in needed:
             yield loader.wait_for(Key(layer, expert))
             loader.done(Key(layer, expert))

@@ -1,7 +1,7 @@
 """Weight products and norms, with the kernel chosen by the number of rows; baseline and methods share them.
 
 On a CPU pre-transposed weights win for one row, weights packed by oneDNN for several, and on AMD's processors for one
-too (figures: ``make bench``, ``python -m benchmarks.rows``). Weights in float16 have one kernel, FBGEMM's packed
+too (figures: ``python -m benchmarks.rows``). Weights in float16 have one kernel, FBGEMM's packed
 product. It is faster than float32 up to 64 rows, and as fast for 128. From 256 rows on a pass takes 2% longer, which is
 not worth holding the weights twice.
 """

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from benchctl.decoding.adaptive import AdaptiveDepth, KvFill
 from benchctl.decoding.draft import Draft
-from benchctl.decoding.method import Chain, Context, Exactness, MonotoneThreshold, Speculative, check_options
+from benchctl.decoding.method import (
+    Chain,
+    Context,
+    Exactness,
+    MonotoneThreshold,
+    Speculative,
+    check_options,
+    refuse_options,
+)
 from benchctl.decoding.model.kernels import Linear, Norm
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
@@ -227,8 +235,8 @@ class ExitPolicy(ExitHeads, AdaptiveDepth, Speculative, MonotoneThreshold):
         check_options(self, 0, "threshold")
         check_options(self, 1, "draft_tokens")
         read_exits(self.exits)
-        if self.draft_vocabulary == "whole" and self.mode != "draft":
-            raise ValueError(f"draft_vocabulary is {self.draft_vocabulary}; it is an option of mode=draft")
+        if not self.drafts:
+            refuse_options(self, f"with mode={self.mode}", "draft_tokens", "draft_vocabulary")
 
     @property
     def drafts(self) -> bool:

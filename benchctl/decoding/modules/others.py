@@ -58,7 +58,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             raise ValueError("there is more in it than tensors")
         return dict(weights)
     except pickle.UnpicklingError as error:
-        message = f"{file}: holds more than tensors, or is torn, and was not read; get one that holds no more"
+        message = f"{file}: was not read, because it is damaged or holds more than tensors; get one of tensors only"
         raise UserError("unsafe_file", message) from error
     except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
         raise UserError("file_not_readable", f"{file}: cannot be read ({error}); get it again") from error

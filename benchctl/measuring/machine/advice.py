@@ -109,7 +109,7 @@ def advise(setup: Setup, load: LoadSample, threads: int, gpu: GpuMoment | None =
         advice.append("it runs on battery, which lowers clocks: plug it in.")
     if load.sentinel_spread > MARGIN:
         advice.append(
-            f"every twentieth piece of equal work takes {load.sentinel_spread:.0%} longer than usual or more: use more "
+            f"the slowest 5% of equal tasks take at least {load.sentinel_spread:.0%} longer than the median: use more "
             "--repeats and several --sessions."
         )
     if gpu is None:
@@ -117,14 +117,15 @@ def advise(setup: Setup, load: LoadSample, threads: int, gpu: GpuMoment | None =
     reasons = gpu.reasons or 0
     for bit, why in BRAKES.items():
         if reasons & bit:
-            advice.append(f"the GPU slows down ({why}): see to its cooling and power before measuring.")
+            advice.append(f"the GPU slows down ({why}): check its cooling and power supply before you measure.")
     if reasons & POWER_CAP and gpu.power_limit_w is not None:
         advice.append(
             f"the GPU is at its power limit of {gpu.power_limit_w:.0f} W, which sets its clock: compare only runs "
             "under the same limit."
         )
     if gpu.foreign_processes:
-        advice.append(f"{gpu.foreign_processes} other processes compute on the GPU: stop them, or choose another GPU.")
+        others = f"{gpu.foreign_processes} other process{'es' if gpu.foreign_processes > 1 else ''}"
+        advice.append(f"on the GPU {others} computed: stop them, or choose another GPU.")
     return tuple(advice)
 
 

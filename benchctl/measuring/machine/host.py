@@ -247,7 +247,13 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has had; it never falls."""
+    """The most memory that this process has had; it never falls.
+
+    On Linux, `ru_maxrss` begins at the peak of the process that started this one. VmHWM does not.
+    """
+    peak = re.search(r"^VmHWM:\s*(\d+) kB$", read_text(Path("/proc/self/status")), re.MULTILINE)
+    if peak:
+        return int(peak[1]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024  # Linux counts in KiB, macOS in bytes
 

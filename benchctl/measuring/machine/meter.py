@@ -9,7 +9,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,6 +93,11 @@ class Reading:
     reserved_memory_bytes: int | None = None
     energy_j: float | None = None
     conditions: Mapping[str, float] = field(default_factory=dict)
+
+    def of_engine(self) -> Reading:
+        """Without what is of this process alone: its memory, and that others use the GPU, as the engine itself does."""
+        conditions = {name: value for name, value in self.conditions.items() if name != "foreign_processes"}
+        return replace(self, peak_memory_bytes=None, reserved_memory_bytes=None, conditions=conditions)
 
 
 # Read before a generation; calling what it returns gives its readings since, by name and unit; energy is `energy_j`.

@@ -213,7 +213,7 @@ def _in_folder(spec: SuiteSpec, folder: Path, source: str, notify: Notify) -> Su
         raise UserError(
             "not_published_file", f"{difference}; fetch it from {spec.address}, or use --source auto to run it"
         )
-    notify(f"{difference}; the run says source: file")
+    notify(f"{difference}; the results record source: file")
     return SuiteBytes(content, "file", str(path), str(path))
 
 

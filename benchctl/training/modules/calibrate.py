@@ -198,7 +198,8 @@ def _check_method(label: Label, model: str) -> tuple[Label, str]:
     modules are not there.
     """
     if all(option.name != THRESHOLD for option in method_options(label.name)):
-        raise UserError("nothing_to_calibrate", f"{label.name} has no threshold to calibrate; early_exit and deed have")
+        known = "early_exit, deed, m2r2_dynamic and specee have one"
+        raise UserError("nothing_to_calibrate", f"{label.name} has no threshold to calibrate; {known}")
     if any(name == THRESHOLD for name, _ in label.options):
         raise UserError("option_is_calibrated", f"{label.text}: leave out {THRESHOLD}; it is what is calibrated")
     method = _method(label, THRESHOLDS[0], "")
@@ -217,7 +218,7 @@ def _check_method(label: Label, model: str) -> tuple[Label, str]:
     if at.exactness != "lossy":
         raise UserError(
             "nothing_to_calibrate",
-            f"{label.text} says what the target says whatever its threshold; calibrate a lossy mode",
+            f"{label.text} gives the target's answers at every threshold; calibrate a lossy mode, such as mode=exit",
         )
     if isinstance(at, Trainable) and needs:
         trained_options(at, label.name, modules)

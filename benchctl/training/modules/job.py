@@ -127,7 +127,7 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
         )
     only = before = ""
     if stage:
-        only = f", and so did modules of it ({earlier[:8]}): only the {stage.part} learnt"
+        only = f" Its modules ({earlier[:8]}) did not change either: only the {stage.part} was trained."
         before = f" {trained_before('It went on from modules', Path(method.modules))}"
     trained = Label(label.name, (("modules", "{folder}"), *label.options))
     result = Result(
@@ -135,7 +135,8 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
         parameters=parameter_count(module),
         shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
         purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
-        method=f"{files.name} itself stood still{only}. It read {text.described}.{draft_text(ids, drawn)}{before}",
+        method=f"The weights of {files.name} did not change.{only} It read {text.described}."
+        f"{draft_text(ids, drawn)}{before}",
         use=f"benchctl run --model {{model}} --method '{trained.text}'",
         held_out=run.measured,
         tokens="decoder tokens" if target.info.is_encoder_decoder else "tokens",
@@ -148,7 +149,9 @@ def _round(module: nn.Module, dtype: torch.dtype) -> None:
     """To what ``dtype`` can hold, in float32. Raises UserError for a weight that it cannot hold."""
     module.to(dtype).float()
     if not all(bool(weight.isfinite().all()) for weight in module.state_dict().values()):
-        raise UserError("weights_overflow", "a trained weight is beyond the range of float16; leave out --save-as")
+        raise UserError(
+            "weights_overflow", "a trained weight is beyond the range of float16; add --resume and leave out --save-as"
+        )
 
 
 def _draft_vocabulary(method: Trainable, target: FrozenTarget, options: TeacherOptions, data: Data) -> Tensor | None:
