@@ -80,11 +80,9 @@ def accepted(number: int, group: Group, labels: Sequence[str]) -> tuple[Acceptan
 
 
 def _key(style: Style) -> Iterator[Artist]:
-    yield Patch(
-        facecolor=style.faded(style.muted), label="bars: share of steps with a draft that accept this many tokens"
-    )
+    yield Patch(facecolor=style.faded(style.muted), label="bars: share of drafts that accept this many tokens")
     yield Line2D([], [], color=style.muted, marker="o", markersize=style.marker * 0.6, linewidth=style.line,
-                 label="line: share of drafts that accept this token after all before it (grey: others)")  # fmt: skip
+                 label="line: token accepted, if all before it were (grey: others)")  # fmt: skip
 
 
 def _title(label: str, names: Mapping[str, str], style: Style) -> str:
