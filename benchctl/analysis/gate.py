@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil, log
 from typing import Final, Literal
 
+import numpy as np
 import pandas as pd
 
 from benchctl.analysis.comparison import Group, MethodFigures, differing
@@ -16,7 +17,6 @@ from benchctl.analysis.frame.build import claims_exact
 from benchctl.analysis.judges.figures import FEWEST_PROMPTS, SCORE_DIFFERENCE
 from benchctl.analysis.metrics.metric import Metric
 from benchctl.analysis.metrics.speed import SPEEDUP, TOKENS_PER_S
-from benchctl.analysis.stats.estimates import levels
 from benchctl.analysis.stats.intervals import LEAST_PROMPTS, Observations, Quotient, quotient
 from benchctl.analysis.warnings import Warning, warnings
 from benchctl.analysis.winner import holm
@@ -343,9 +343,13 @@ def _change(
 
 
 def _observations(group: Group, label: str, metric: Metric) -> Observations:
+    """One for each round, which is all turns of a prompt, or of a batch of prompts, in a repeat."""
     pairs = group.pairs(label)
-    tops, bottoms = (column(pairs).to_numpy(dtype=float) for column in (metric.top, metric.bottom))
-    return Observations(tops, bottoms, levels(pairs).session, list(zip(pairs["suite"], pairs["batch"], strict=True)))
+    columns = pd.DataFrame({"top": metric.top(pairs), "bottom": metric.bottom(pairs)}).astype(float)
+    sums = columns.groupby([pairs[name] for name in ("suite", "batch", "file", "session", "repeat")]).sum()
+    sessions = sums.groupby(level=["file", "session"]).ngroup().to_numpy().astype(np.int64)
+    prompts = [key[:2] for key in sums.index]
+    return Observations(sums["top"].to_numpy(), sums["bottom"].to_numpy(), sessions, prompts)
 
 
 def _unmeasured(group: Group) -> Iterator[tuple[str, Problem]]:

@@ -135,7 +135,7 @@ def _is_incomplete(file: Path) -> bool:
 
     found = read(file)
     failed, any_answered = unanswered(found.run, found.rows)
-    lacking = any((row.error or "").startswith(OUT_OF_MEMORY) for row in failed)
+    lacking = any(error.startswith(OUT_OF_MEMORY) for error in failed.values())
     lacking |= any(method.unsupported == NO_ROOM for method in found.run.methods)
     return lacking or bool(failed) and not any_answered
 

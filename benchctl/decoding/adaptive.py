@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchctl.decoding.drafting.grow import wide
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Context, Method
+from benchctl.decoding.method import Context, Method, Speculative
 from benchctl.decoding.model.target import Target
 
 Measure = Literal["softmax_gap", "softmax_max", "state_cosine"]
@@ -75,8 +75,8 @@ class AdaptiveDepth(Method):
         return target.head(state)
 
     def step(self, context: Context) -> Sequence[int]:
-        """One token. Layers above its exit see there the state it left with."""
-        return self.exit_step(context, copy_h)
+        """One token, with `copy_h`; in a class that is `Speculative` too, its draft is verified."""
+        return Speculative.step(self, context) if isinstance(self, Speculative) else self.exit_step(context, copy_h)
 
     def climb(self, context: Context) -> View:
         """Run the open rows upwards until the last one leaves or reaches the last layer."""

@@ -73,8 +73,8 @@ def pairs_of(file: RunFile, prompts: Prompts, baseline: str, left_out: Counter[s
     """The answers of a file to judge: those of the free rows that did not fail, of every planned repeat and
     session. A repeat that was measured again (see measuring.plan) has one answer: of its first try that can be judged.
 
-    `alone` takes every answer alone, the baseline's too; else each is compared with that of `baseline` to the same
-    turn, repeat and session. Answers that cannot be judged are counted in `left_out`, by what they lack. Raises
+    `alone` takes every answer alone, and those of the baseline; else each is compared with that of `baseline` to the
+    same turn, repeat and session. Answers that cannot be judged are counted in `left_out`, by what they lack. Raises
     UserError where the file has no answer of `baseline`, nothing to judge, or a prompt that `prompts` does not have.
     """
     free = (row for row in file.rows if row.mode == "free" and row.repeat >= 0)
@@ -83,18 +83,19 @@ def pairs_of(file: RunFile, prompts: Prompts, baseline: str, left_out: Counter[s
     judged, lacking, shown = set[RowKey](), dict[RowKey, str](), set[RowKey]()
     for key in sorted(rows, key=lambda key: key.repeat // file.run.repeats):
         planned = key._replace(repeat=key.repeat % file.run.repeats)
-        if planned in judged or (key.label == baseline and not alone):
+        if planned in judged or key.label == baseline:
             continue
-        mine, theirs = _talk(rows, key), () if alone else _talk(rows, key._replace(label=baseline))
+        baseline_key = key._replace(label=baseline)
+        mine, theirs = _talk(rows, key), _talk(rows, baseline_key)
         if mine is None or theirs is None:
             lacking.setdefault(planned, "an earlier turn" if mine is None else "the baseline's answer")
             continue
         judged.add(planned)
         # A score alone is compared with that of the baseline's answer of the same try.
-        for each in dict.fromkeys((key, key._replace(label=baseline) if alone else key)):
-            if each not in shown and (talk := mine if each is key else _talk(rows, each)):
+        for each, talk in ((key, mine), (baseline_key, theirs))[: 2 if alone else 1]:
+            if each not in shown:
                 shown.add(each)
-                yield Pair(file.path, file.run, talk, theirs, _prompt(file.path, prompts, each))
+                yield Pair(file.path, file.run, talk, () if alone else theirs, _prompt(file.path, prompts, each))
     left_out.update(why for planned, why in lacking.items() if planned not in judged)
 
 

@@ -45,8 +45,9 @@ from benchctl.measuring.session import Notice, Report, Session
 from benchctl.measuring.settings import ModelSettings, PromptSettings
 from benchctl.measuring.validity import Bounds, Watch
 from benchctl.measuring.weights import WeightGuard
+from benchctl.records.progress import unanswered
 from benchctl.records.schema import Exactness, MethodInfo, ModelInfo, Run, SuiteInfo
-from benchctl.records.writer import Writer
+from benchctl.records.writer import Writer, read
 from benchctl.registry import SHIPPED, build, doctor_result, source_sha256
 from benchctl.serving.engine import Deployment, Engine
 
@@ -182,8 +183,15 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
             wall_s=wall_s,
             marked=watch.marked if watch else 0,
             lost=session.lost,
-            missing=_missing(choices, plan) | measurer.out_of_memory,
+            missing=_missing(choices, plan) | (_out_of_memory(checked.out) if measurer.out_of_memory else Counter()),
         )
+
+
+def _out_of_memory(file: Path) -> Counter[str]:
+    """Generations by label for which there was no memory in any try."""
+    stored = read(file)
+    errors, _ = unanswered(stored.run, stored.rows)
+    return Counter(key.label for key, error in errors.items() if error.startswith(OUT_OF_MEMORY))
 
 
 def _missing(choices: Sequence[Choice], plan: Plan) -> Counter[str]:

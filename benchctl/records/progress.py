@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from benchctl.records.reader import row_key
+from benchctl.records.reader import RowKey, row_key
 from benchctl.records.schema import Row, Run
 
 Generation = tuple[str, str, int, int]  # suite, prompt, turn and repeat
@@ -24,12 +24,17 @@ def finished_prompts(run: Run, generations: Iterable[Generation], modes: int) ->
     return finished, sum(suite.prompts for suite in run.suites)
 
 
-def unanswered(run: Run, rows: Iterable[Row]) -> tuple[list[Row], bool]:
-    """Failed rows of generations that no further repeat has answered either; and whether any generation is answered."""
-    planned = [row for row in rows if row.repeat >= 0]
-    keys = [row_key(row)._replace(repeat=row.repeat % run.repeats) for row in planned]
-    answered = {key for key, row in zip(keys, planned, strict=True) if row.error is None}
-    return [row for key, row in zip(keys, planned, strict=True) if key not in answered], bool(answered)
+def unanswered(run: Run, rows: Iterable[Row]) -> tuple[dict[RowKey, str], bool]:
+    """The errors of planned generations that failed in every try; and whether any generation is answered."""
+    answered, errors = set[RowKey](), dict[RowKey, str]()
+    for row in rows:
+        if row.repeat >= 0:
+            key = row_key(row)._replace(repeat=row.repeat % run.repeats)
+            if row.error is None:
+                answered.add(key)
+            else:
+                errors[key] = row.error
+    return {key: error for key, error in errors.items() if key not in answered}, bool(answered)
 
 
 def tried_prompts(run: Run, rows: Iterable[Row]) -> tuple[int, int]:

@@ -48,7 +48,7 @@ def _difference(old: Any, new: Any) -> str:
                 for each in fields(one)
                 if each.compare and getattr(one, each.name) != getattr(other, each.name)
             )
-            return f"{one.label} has another {names}"
+            return f"{one.label} differs in {names}"
     lost, added = ([_short(item) for item in one if item not in other] for one, other in ((old, new), (new, old)))
     if not (lost or added):
         return "it has them in another order"

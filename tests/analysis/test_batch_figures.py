@@ -6,15 +6,16 @@ import re
 from dataclasses import replace
 
 import pytest
-from compared import figures_of, frame_of, group_of, value_of
+from compared import figures_of, file_of, frame_of, group_of, value_of
 from fixtures_records import BASELINE, EXITING, RUN, baseline_row, batch, exiting_row, failed, method
 from warned import warned
 
-from benchctl.analysis.comparison import Group
+from benchctl.analysis.comparison import Group, compare
+from benchctl.analysis.gate import Conditions, check
 from benchctl.analysis.metrics.drafting import DEPTH_FRACTION
 from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SPEEDUP, TOKENS_PER_S, TPOT, TTFT
 from benchctl.analysis.tables.text import Format, render
-from benchctl.records.schema import Row
+from benchctl.records.schema import Row, Run
 
 BATCHED = replace(RUN, batch_size=2, methods=(method(BASELINE), method(EXITING, "lossy")))
 
@@ -97,3 +98,25 @@ def test_of_ten_batches_with_few_answered_prompts_the_prompts_are_counted() -> N
     rows = [row for number in range(10) for row in pair_of_batches(number)]
     left = [failed(row) if row.label == EXITING and row.batch != rows[0].batch else row for row in rows]
     assert warned(batched(left), "few_prompts") == [{"count": 2, "unit": "prompts", "limit": 20, "publish": 200}]
+
+
+def _gated(rows: list[Row], run: Run) -> tuple[float, float | None]:
+    """The early exit's speed-up in the gate, against the same rows in another file, and in `compare`."""
+    (now,), (then,) = (compare([file_of(rows, run, name)]) for name in ("now.jsonl", "then.jsonl"))
+    label = next(label for label in check(now, Conditions(), then).labels if label.label == EXITING)
+    (found,) = [change.quotient for change in label.changes if change.figure == SPEEDUP.label]
+    assert found is not None
+    return found.now, value_of(now, SPEEDUP, EXITING)
+
+
+def test_the_gate_has_the_speed_up_of_compare_for_uneven_batches_and_turns() -> None:
+    """Each batch counted by its mean answer, and each prompt by its mean turn."""
+    batches = [row for number in range(5) for row in pair_of_batches(number)]
+    last = [*batch(baseline_row("p99", tokens=3)), *batch(exiting_row("p99", tokens=3, step_s=2.0))]
+    gate, shown = _gated([*batches, *last], BATCHED)
+    assert gate == pytest.approx(shown)
+    alone = [replace(row, batch=()) for row in batches]
+    turns = [replace(row, turn=1, ttft_s=8.0) for row in alone if row.label == EXITING and row.prompt_id < "p5"]
+    turns += [replace(row, turn=1) for row in alone if row.label == BASELINE and row.prompt_id < "p5"]
+    gate, shown = _gated([*alone, *turns], replace(BATCHED, batch_size=1))
+    assert gate == pytest.approx(shown)

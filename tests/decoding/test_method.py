@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from oracles import ExitRule, exit_answer
-from runs import NEW_TOKENS, pair, prompt_of
+from runs import NEW_TOKENS, answer, pair, prompt_of
 from tiny import tiny_target
 
 from benchctl.decoding.adaptive import AdaptiveDepth, View
@@ -132,6 +132,18 @@ class Halfway(AdaptiveDepth):
 
     def decide(self, context: Context, view: View) -> bool:
         return True
+
+
+class Both(Halfway, Speculative):
+    def draft(self, context: Context, budget: int) -> Draft:
+        return Draft.chain((1, 2)[:budget])
+
+
+def test_a_drafter_that_could_also_leave_early_is_verified() -> None:
+    """The step that leaves early hid the one that verifies."""
+    got = decode(Both(), pair("llama").target, DecodeRequest(prompt_of(13), NEW_TOKENS))
+    assert list(got.token_ids) == answer("llama", 0, 13)
+    assert any(step.drafted for step in got.steps)
 
 
 def test_a_method_that_only_decides_where_to_leave_propagates_the_state_it_left_with() -> None:

@@ -117,6 +117,18 @@ def test_a_repeat_that_cannot_be_judged_is_judged_by_its_retry(
     assert (summary.judgements, summary.left_out) == (3, {})
 
 
+@pytest.mark.parametrize("fails", [EXITING, BASELINE])
+def test_answers_alone_are_judged_with_the_baselines_of_the_same_try(tmp_path: Path, fails: str) -> None:
+    """A score without the baseline's of its try has no difference, and no command could add it."""
+    rows = rows_of(1)
+    again = [replace(row, repeat=RUN.repeats, text=f"{row.text} again") for row in rows]
+    bench = Bench(tmp_path, [*(failed(row) if row.label == fails else row for row in rows), *again])
+    bench.judging(Scripted(says("7"), protocol="single")).run()
+    judged = {(score.label, score.repeat) for score in bench.scores()}
+    assert {(EXITING, RUN.repeats), (BASELINE, RUN.repeats)} <= judged
+    assert all((BASELINE, repeat) in judged for _, repeat in judged)
+
+
 def test_repeated_judgements_are_each_asked(bench: Bench) -> None:
     judge = Scripted(fair)
     bench.judging(judge, samples=3).run()

@@ -42,7 +42,12 @@ def picture(name: str, group: Group, prefix: str, size: str = "screen") -> Pictu
     try:
         drawing = plot(name).draw((replace(group, differs=()),), Request(SIZES[size]))
     except UserError as error:
-        return Picture(title, problem=str(error), is_too_much=error.id.startswith("too_many"))
+        is_too_much = error.id.startswith("too_many")
+        return Picture(
+            title,
+            problem=f"{error} See `benchctl plot --{name}`." if is_too_much else str(error),
+            is_too_much=is_too_much,
+        )
     return Picture(title, embedded(svg(drawing.figure), prefix))
 
 

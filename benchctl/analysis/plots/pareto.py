@@ -176,7 +176,7 @@ def look_of(group: Group, method: MethodFigures) -> Look:
 def frontier(points: Sequence[tuple[float, float]], looks: Sequence[Look]) -> tuple[bool, ...]:
     """For each point, whether no other one beats it: is at least as high in both numbers, and higher in one.
 
-    Points whose claim is not confirmed neither beat others nor are the best.
+    Points marked unproven neither beat others nor are the best.
 
     >>> frontier([(1, 1), (2, 1), (3, 0.5), (2, 0.4), (9, 1)], ["lossy"] * 4 + ["unproven"])
     (False, True, True, False, False)

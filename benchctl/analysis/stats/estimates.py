@@ -9,6 +9,7 @@ from math import isnan
 
 import numpy as np
 import pandas as pd
+from scipy.special import betaincinv
 
 from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
 from benchctl.analysis.stats.intervals import LEVEL, Floats, Interval, Ints, Levels, ratio_intervals, ratios_of_sums
@@ -51,25 +52,27 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
     )
     ratios = ratios_of_sums(tops, bottoms)
     values = np.where(subtracted, ratios - ratios_of_sums(less_tops, less_bottoms), ratios)
-    prompts = [len(np.unique(drawn.prompt[bottoms[:, m] > 0])) for m in range(len(metrics))]
-    return tuple(
-        Estimate(metric, None if isnan(value) else value, _within_bounds(metric, value, interval, count))
-        for metric, value, interval, count in zip(metrics, values.tolist(), intervals, prompts, strict=True)
-    )
+    found = []
+    for m, (metric, value, interval) in enumerate(zip(metrics, values.tolist(), intervals, strict=True)):
+        if interval and metric.unit == "share":
+            interval = Interval(max(interval.low, -1.0 if metric.less else 0.0), min(interval.high, 1.0))
+            if metric.of_answers and not metric.less:
+                interval = _at_least_binomial(interval, value, len(np.unique(drawn.prompt[bottoms[:, m] > 0])))
+        found.append(Estimate(metric, None if isnan(value) else value, interval))
+    return tuple(found)
 
 
-def _within_bounds(metric: Metric, value: float, interval: Interval | None, prompts: int) -> Interval | None:
-    """A share is from 0 to 1 and a difference of shares from -1 to 1, also at the ends of an interval.
+def _at_least_binomial(interval: Interval, share: float, prompts: int) -> Interval:
+    """The interval of a share of answers, at least as wide as the exact one of as many prompts that are right or wrong
+    (Clopper, Pearson 1934): where none or few answers count, they hardly vary, and other prompts may.
 
-    Where none or all of the answers count, they do not vary. The exact binomial interval of as many prompts shows how
-    many of other prompts may (Clopper, Pearson 1934).
+    >>> round(_at_least_binomial(Interval(0.0, 0.0), 0.0, 40).high, 4)
+    0.0881
     """
-    if interval is None or metric.unit != "share":
-        return interval
-    if metric.of_answers and not metric.less and value in (0, 1):
-        most = 1 - (LEVEL / 2) ** (1 / prompts)
-        return Interval(0.0, most) if value == 0 else Interval(1 - most, 1.0)
-    return Interval(max(interval.low, -1.0 if metric.less else 0.0), min(interval.high, 1.0))
+    count = share * prompts
+    low = float(betaincinv(count, prompts - count + 1, LEVEL / 2)) if count > 0 else 0.0
+    high = float(betaincinv(count + 1, prompts - count, 1 - LEVEL / 2)) if count < prompts else 1.0
+    return Interval(min(interval.low, low), max(interval.high, high))
 
 
 def measured_apart(pairs: pd.DataFrame) -> bool:

@@ -72,14 +72,14 @@
   const VERDICTS = {
     identical: "Same answer as the baseline.",
     tie: "A tie: at the first difference both tokens score equally within rounding error.",
-    numeric: "The answers differ. Rounding elsewhere in the answer is as large; in float32 an exact method may not differ.",
+    numeric: "The answers differ. Rounding error elsewhere in the answer explains the difference; in float32 an exact method must not differ.",
     lossy: "The answers differ by more than rounding error.",
     sampled: "Sampled answers: two samples may differ.",
   };
   function evidence(entry) {
     const numbers = [];
     if (entry.first_divergence !== null) numbers.push(`First difference at token ${entry.first_divergence} (counted from 0)`);
-    if (entry.margin !== null) numbers.push(`the target's two best tokens differ by ${short(entry.margin)} logits there`);
+    if (entry.margin !== null) numbers.push(`the target's two best tokens differ by ${short(entry.margin)} logits where the verdict was decided`);
     if (entry.noise !== null) numbers.push(`rounding changes logits by ${short(entry.noise)}`);
     return [VERDICTS[entry.verdict] || "Not compared.", numbers.join(", ")].join(" ");
   }

@@ -135,7 +135,7 @@ def train_modules(options: ModuleOptions, label_text: str, job_context: JobConte
         parameters=parameter_count(module),
         shape=f"Modules of {label.text} for {files.name} (weights {target.weights_sha256[:8]}).",
         purpose=f"They serve the method {label.name} on {files.name}, and on no other target.",
-        method=f"The weights of {files.name} did not change.{only} It read {text.described}."
+        method=f"The weights of {files.name} did not change.{only} Training text: {text.described}."
         f"{draft_text(ids, drawn)}{before}",
         use=f"benchctl run --model {{model}} --method '{trained.text}'",
         held_out=run.measured,
