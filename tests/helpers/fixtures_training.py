@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 from command import cli, ok
 from tiny import tiny_folder
 
+from benchctl.errors import UserError
 from reference.__main__ import main as reference
 
 COLORS = ("red", "green", "blue", "white", "black")
@@ -51,11 +53,23 @@ def done(*words: object) -> str:
     return ok(_run(*words)).output
 
 
-def refused(*words: object) -> str:
-    """What a command says that must be refused as wrong usage."""
-    result = _run(*words)
+def refused(*words: object, id: str = "") -> str:
+    """What a command says that must be refused as wrong usage; with an id, the message of the error of that id."""
+    errors, real = list[UserError](), UserError.__init__
+
+    def noted(self: UserError, id: str, message: str) -> None:
+        errors.append(self)
+        real(self, id, message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UserError, "__init__", noted)
+        result = _run(*words)
     assert result.exit_code == 2, f"{result.output}\n{result.exception!r}"
-    return result.stderr
+    if not id:
+        return result.stderr
+    (shown,) = [error for error in errors if error.message in result.stderr][-1:]
+    assert shown.id == id, result.output
+    return shown.message
 
 
 def train_tiny_target(data: Path, out: Path) -> Path:

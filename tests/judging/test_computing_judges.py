@@ -20,7 +20,6 @@ from refusals import refused
 from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target, form_sha256
-from benchctl.errors import UserError
 from benchctl.judges.exact import Exact
 from benchctl.judges.likelihood import Likelihood
 from benchctl.judging.judge import Place, Question
@@ -160,28 +159,28 @@ def test_likelihood_refuses_a_model_with_other_weights(
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "id", "fact"),
     [
-        ({"tokenizer_sha256": "b" * 64}, "other tokenizer"),
-        ({"chat_template_sha256": ""}, "other chat template"),
-        ({"name": "nowhere"}, "--model"),
+        ({"tokenizer_sha256": "b" * 64}, "other_target", "tokenizer"),
+        ({"chat_template_sha256": ""}, "other_target", "chat template"),
+        ({"name": "nowhere"}, "target_not_found", "--model"),
     ],
 )
 def test_likelihood_refuses_another_text_to_ids_before_any_weights_are_read(
-    target: Path, changed: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    target: Path, changed: dict[str, Any], id: str, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(target)
     monkeypatch.setattr(Target, "load", None)
     judge = Likelihood(model="" if "name" in changed else str(target))
-    with pytest.raises(UserError, match=said):
+    with refused(id, fact):
         judge.prepare(place(replace(run, target=replace(run.target, **changed))))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"), [({"imported": "FastChat"}, "it was imported"), ({"context_fill": 64}, "64 tokens were put")]
+    ("changes", "fact"), [({"imported": "FastChat"}, "imported"), ({"context_fill": 64}, "64 tokens")]
 )
-def test_likelihood_refuses_runs_whose_tokens_are_unknown(target: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_likelihood_refuses_runs_whose_tokens_are_unknown(target: Path, changes: dict[str, Any], fact: str) -> None:
+    with refused("prompts_not_available", fact):
         Likelihood(model=str(target)).prepare(place(run_of(target, **changes)))
 
 

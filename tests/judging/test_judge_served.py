@@ -16,8 +16,8 @@ import pytest
 from fixtures_records import EXITING
 from judged import Court, good_and_bad
 from parrot import parrot_folder
+from refusals import refused
 
-from benchctl.errors import UserError
 from benchctl.judges.local import Local
 from benchctl.records.scores import Score
 
@@ -103,5 +103,5 @@ def told(score: Score) -> tuple[str, ...]:
 
 def test_a_model_that_is_not_served_is_refused(server: str, tmp_path: Path) -> None:
     court = Court(tmp_path, good_and_bad(1))
-    with pytest.raises(UserError, match="nowhere"):
+    with refused("judge_refuses", "nowhere"):
         court.judge(server, options={"model": "nowhere", "timeout_s": 60.0})

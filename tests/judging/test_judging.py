@@ -232,20 +232,20 @@ def test_a_judging_that_is_stopped_anywhere_goes_on_and_pays_nothing_twice(tmp_p
 def test_an_error_that_no_try_mends_stops_the_judging_and_keeps_what_is_in_flight(tmp_path: Path) -> None:
     """Three questions are in flight when the fourth is refused; their replies are paid for, so they are kept."""
     bench = Bench(tmp_path, rows_of(8))
-    refused = threading.Event()
+    turned_away = threading.Event()
 
     def wrong(messages: list[Message], tries: int) -> Reply:
         content = messages[-1].content
         if "p0" in content:
             return fair(messages, tries)
         if "p3" in content:
-            refused.set()
+            turned_away.set()
             raise UserError("no_credit", "no credit left")
-        assert refused.wait(10)
+        assert turned_away.wait(10)
         return fair(messages, tries)
 
     judge = Scripted(wrong)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="no credit left"):
+    with refused("no_credit"):
         bench.judging(judge, concurrency=8).run()
     kept = sum(score.score is not None for score in bench.scores())
     answered = sum("p3" not in content for content in judge.asked)
@@ -259,7 +259,7 @@ def test_the_first_question_is_asked_alone(bench: Bench) -> None:
         raise UserError("unknown_model", "unknown model")
 
     judge = Scripted(refuse)
-    with pytest.raises(UserError, match="unknown model"):
+    with refused("unknown_model"):
         bench.judging(judge, concurrency=6).run()
     assert len(judge.asked) == 1
 
@@ -514,7 +514,7 @@ def test_two_judgings_of_one_file_at_once_are_refused(bench: Bench) -> None:
         bench.judging(Scripted(fair)).run()
         raise AssertionError("two wrote at once")
 
-    with pytest.raises(UserError, match="another `benchctl judge` is writing it"):
+    with refused("file_in_use", "benchctl judge"):
         bench.judging(Scripted(again)).run()
 
 

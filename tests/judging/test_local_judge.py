@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from refusals import refused
 from tiny import tiny_folder
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from benchctl.decoding.model.target import Target
-from benchctl.errors import UserError
 from benchctl.judges.local import Local
 from benchctl.judging.judge import Message, Place
 
@@ -154,9 +154,9 @@ def test_local_is_known_by_its_tensors_where_no_file_tells(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
-    [("", "local needs a judge; name one with --model: .*ref-dense"), ("nowhere", "neither a known model")],
+    ("model", "id", "facts"),
+    [("", "no_judge_model", ("--model", "ref-dense")), ("nowhere", "unknown_model", ("'nowhere'",))],
 )
-def test_local_refuses_a_judge_that_is_not_there(model: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_local_refuses_a_judge_that_is_not_there(model: str, id: str, facts: Sequence[str]) -> None:
+    with refused(id, *facts):
         Local(model=model).prepare(PLACE)

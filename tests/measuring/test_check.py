@@ -17,7 +17,6 @@ from untrained import facts_of, untrained
 from benchctl import bundled
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folders import save_modules
-from benchctl.errors import UserError
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import (
     NO_DRAFT,
@@ -114,7 +113,7 @@ def test_modules_of_another_method_are_refused_before_weights_are_loaded(
     save_modules(tmp_path / "heads", untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
     monkeypatch.setattr(Target, "load", lambda *_, **__: pytest.fail("weights were loaded"))
     label = f"early_exit[confidence=classifier,modules={tmp_path / 'heads'}]"
-    with pytest.raises(UserError, match="medusa.*early_exit"):
+    with refused("modules_of_other_method", str(tmp_path / "heads"), "of medusa", "not of early_exit"):
         quiet_check(replace(settings, methods=(label,)))
 
 

@@ -13,7 +13,6 @@ import pytest
 from disks import full_disk
 from refusals import refused
 
-from benchctl.errors import UserError
 from benchctl.measuring.prompts import sources, suites
 from benchctl.measuring.prompts.sources import SIZE_LIMIT_BYTES, Downloader, UnreachableError, prompts_folder, sha256
 from benchctl.measuring.prompts.suites import Suite, load_suite
@@ -91,7 +90,7 @@ def test_a_copy_that_an_earlier_version_kept_is_read_from_its_place() -> None:
 
 
 def test_fetched_file_with_another_checksum_is_an_error_and_not_kept() -> None:
-    with pytest.raises(UserError, match=f"sha256 {sha256(b'other')}, expected {sha256(CONTENT)}"):
+    with refused("not_published_file", f"sha256 {sha256(b'other')}", f"expected {sha256(CONTENT)}"):
         load(Network(b"other"))
     assert not kept().exists()
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles import caught_up
 from plain_t5 import ALPHA, LAYERS, START, VOCABULARY, PlainT5, Weights, spoken, tiny_t5
+from refusals import refused
 from tiny import tiny_tokenizer
 from untrained import facts_of, untrained
 
@@ -19,7 +20,6 @@ from benchctl.decoding.model.target import DTYPES, Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 from benchctl.decoding.modules.folders import load_modules, save_modules
 from benchctl.decoding.modules.trainable import Trainable
-from benchctl.errors import UserError
 from benchctl.methods.autoregressive import Autoregressive
 from benchctl.registry import METHODS, build, names
 
@@ -123,7 +123,7 @@ def test_stops_and_limits_are_those_of_the_answer() -> None:
     short = Target(tiny_t5(n_positions=12), None)
     assert generate("autoregressive", short).stop_reason == "context"
     assert len(generate("autoregressive", short).token_ids) == 11
-    with pytest.raises(UserError, match="12 tokens.* 11 fit"):
+    with refused("prompt_too_long", "12 tokens", "11"):
         generate("autoregressive", short, text_of(12))
 
 
@@ -175,7 +175,7 @@ def test_a_model_that_does_not_say_what_its_text_begins_with_is_refused() -> Non
     model.generation_config.decoder_start_token_id = None
     assert Target(model, None).read(SOURCE) == [0]
     model.config.pad_token_id = None
-    with pytest.raises(UserError, match="add decoder_start_token_id, or pad_token_id, to its config.json"):
+    with refused("no_decoder_start", "decoder_start_token_id", "pad_token_id", "config.json"):
         Target(model, None)
 
 

@@ -31,7 +31,6 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folders import FACTS, save_modules, trained_options
 from benchctl.decoding.modules.trainable import Tally
 from benchctl.decoding.sampling import Sampling
-from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.methods.medusa.heads import path_shares, sparse_plan, tree_findings
 
@@ -288,7 +287,7 @@ def test_sampled_answers_have_the_target_s_distribution_whatever_the_tree(
 def test_a_tree_that_training_cannot_have_written_is_refused(tmp_path: Path, tree: Any) -> None:
     target = pair("llama").target
     method = Medusa(modules=_saved(tmp_path, untrained(Medusa(), target), target, tree))
-    with pytest.raises(UserError, match=r"modules.json holds no tree .*train the heads again"):
+    with refused("no_tree", "modules.json"):
         method.prepare(target)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,19 +161,23 @@ def test_heads_of_another_width_or_vocabulary_are_refused_and_both_are_named(tmp
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "id", "facts"),
     [
-        (without("1.0.linear.bias"), "lacks 1.0.linear.bias .*medusa_num_layers=1, and there seem to be 3 heads"),
-        (without("2.1.weight"), "lacks 2.1.weight"),
-        (changed("0.2.weight", torch.ones(2)), "holds 0.2.weight, which is none of such heads"),
-        (lambda weights: {f"blocks.{name}": weight for name, weight in weights.items()}, "lacks 0.0.linear.bias"),
-        (changed("1.0.linear.bias", torch.ones(3)), r"1.0.linear.bias has shape \[3\], not \[32\]"),
-        (changed("2.1.weight", torch.ones(24, 3)), r"2.1.weight has shape \[24, 3\], not \[24"),
+        (without("1.0.linear.bias"), "not_medusa_heads", ["1.0.linear.bias", "medusa_num_layers=1", "3 heads"]),
+        (without("2.1.weight"), "not_medusa_heads", ["2.1.weight"]),
+        (changed("0.2.weight", torch.ones(2)), "not_medusa_heads", ["0.2.weight"]),
+        (
+            lambda weights: {f"blocks.{name}": weight for name, weight in weights.items()},
+            "not_medusa_heads",
+            [" 0.0.linear.bias"],
+        ),
+        (changed("1.0.linear.bias", torch.ones(3)), "shapes_do_not_fit", ["1.0.linear.bias", "[3]", "[32]"]),
+        (changed("2.1.weight", torch.ones(24, 3)), "shapes_do_not_fit", ["2.1.weight", "[24, 3]", "[24, 32]"]),
     ],
 )
-def test_weights_of_no_heads_are_refused(change: Change, message: str, tmp_path: Path) -> None:
+def test_weights_of_no_heads_are_refused(change: Change, id: str, facts: Sequence[str], tmp_path: Path) -> None:
     method = Medusa(modules=published(tmp_path, change(made(pair("llama").target, 3, 1))))
-    with pytest.raises(UserError, match=message):
+    with refused(id, *facts):
         method.prepare(pair("llama").target)
 
 
@@ -209,13 +213,13 @@ def test_a_file_of_strangers_runs_nothing_and_a_torn_one_is_told(tmp_path: Path)
     folder = published(tmp_path, made(pair("llama").target, 2, 1), PICKLE)
     for content in ({"0.0.linear.weight": Stranger()}, {"0.0.linear.weight": "text"}, [torch.ones(2)]):
         torch.save(content, tmp_path / PICKLE)
-        with pytest.raises(UserError, match="medusa_lm_head.pt: ") as refusal:
+        with pytest.raises(UserError) as refusal:
             read_published(folder)
-        assert refusal.value.id in ("unsafe_file", "file_not_readable")
+        assert refusal.value.id in ("unsafe_file", "file_not_readable") and PICKLE in refusal.value.message
         assert "weights_only" not in str(refusal.value)  # torch advises to unpickle the rest
     for name in (PICKLE, SAFETENSORS):
         (tmp_path / name).write_bytes(b"torn")
-        with pytest.raises(UserError, match=f"{name}: cannot be read"):
+        with refused("file_not_readable", name):
             read_published(folder)
 
 

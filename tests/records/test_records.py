@@ -1,6 +1,7 @@
 """Records keep what a run measured, whatever happens to the run, and refuse what cannot be true."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,34 +51,41 @@ def test_a_last_line_that_is_whole_and_wrong_was_not_torn_and_stays(path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "id", "facts"),
     [
-        ({"max_new_tokens": 128}, "max_new_tokens differs: it has 64, this run has 128"),
-        ({"context_fill": 5}, "context_fill differs: it has 0, this run has 5"),
-        ({"modes": ("free", "replay")}, "modes differs: it has nothing, this run has replay instead"),
-        ({"target": replace(RUN.target, weights_sha256="zz")}, "target differs"),
-        ({"methods": RUN.methods[:2]}, "methods differs: it has early_exit, this run has nothing instead"),
-        ({"methods": RUN.methods[::-1]}, "methods differs: it has them in another order"),
+        ({"max_new_tokens": 128}, "other_settings", r"max_new_tokens.*\b64\b.*\b128\b"),
+        ({"context_fill": 5}, "other_settings", r"context_fill.*\b0\b.*\b5\b"),
+        ({"modes": ("free", "replay")}, "other_settings", "modes.*replay"),
+        ({"target": replace(RUN.target, weights_sha256="zz")}, "other_settings", r"target.*\baa\b.*\bzz\b"),
+        ({"methods": RUN.methods[:2]}, "other_settings", "methods.*early_exit"),
+        ({"methods": RUN.methods[::-1]}, "other_settings", "methods.*order"),
         (
             {"methods": (*RUN.methods[:2], replace(RUN.methods[2], modules_sha256="0123456789"))},
-            "methods differs: early_exit .*modules_sha256",
+            "other_settings",
+            "methods.*early_exit.*modules_sha256",
         ),
-        ({"methods": (*RUN.methods[:2], replace(RUN.methods[2], unsupported="no room"))}, "early_exit .*unsupported"),
+        (
+            {"methods": (*RUN.methods[:2], replace(RUN.methods[2], unsupported="no room"))},
+            "other_settings",
+            "methods.*early_exit.*unsupported",
+        ),
         (  # `doctor` is not compared
             {"methods": (*RUN.methods[:2], replace(RUN.methods[2], source_sha256="ff", doctor="failed"))},
-            r"early_exit .*source_sha256\.",
+            "other_settings",
+            "methods(?!.*doctor).*early_exit.*source_sha256",
         ),
-        ({"suites": (replace(RUN.suites[0], prompts=3),)}, r"it has koala \(20 prompts.* this run has koala \(3 "),
-        ({"suites": (replace(RUN.suites[0], exact_answers={"p0": ("4",)}),)}, "suites differs"),
-        ({"batch_size": 2}, "batch_size differs: it has 1, this run has 2"),
-        ({"machine": {"cpu": "B", "gpu": ""}}, "another machine .cpu differs"),
+        ({"suites": (replace(RUN.suites[0], prompts=3),)}, "other_settings", r"suites.*koala.*\b20\b.*koala.*\b3\b"),
+        ({"suites": (replace(RUN.suites[0], exact_answers={"p0": ("4",)}),)}, "other_settings", "suites"),
+        ({"batch_size": 2}, "other_settings", r"batch_size.*\b1\b.*\b2\b"),
+        ({"machine": {"cpu": "B", "gpu": ""}}, "other_machine", r"\bcpu\b"),
     ],
 )
-def test_resuming_with_other_settings_names_the_field(path: Path, changes: dict[str, Any], named: str) -> None:
+def test_resuming_with_other_settings_names_the_field(path: Path, changes: dict[str, Any], id: str, facts: str) -> None:
+    """The facts in their order: what the file has before what the run has."""
     before = write(path, ROWS).read_bytes()
-    with pytest.raises(UserError, match=named), Writer(path, replace(RUN, **changes), resume=True):
+    with pytest.raises(UserError, match=facts) as caught, Writer(path, replace(RUN, **changes), resume=True):
         pass
-    assert path.read_bytes() == before
+    assert caught.value.id == id and path.read_bytes() == before
 
 
 def test_a_plug_in_examined_since_then_is_no_other_setting(path: Path) -> None:
@@ -122,14 +130,14 @@ def test_output_is_checked_before_anything_slow(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
     write(path, [])
     check_output(path, resume=True)
-    for unfit, message in [
-        (path, "--resume"),
-        (path.parent, "not an ordinary file"),
-        (Path("/dev/null"), "not an ordinary file"),
-        (path / "below.jsonl", "cannot be written"),
-        (Path("/proc/run.jsonl"), "cannot be written"),
+    for unfit, id, option in [
+        (path, "file_exists", "--resume"),
+        (path.parent, "cannot_write", "--out"),
+        (Path("/dev/null"), "cannot_write", "--out"),
+        (path / "below.jsonl", "cannot_write", "--out"),
+        (Path("/proc/run.jsonl"), "cannot_write", "--out"),
     ]:
-        with pytest.raises(UserError, match=message), Writer(unfit, RUN):
+        with refused(id, f"{unfit}: ", option), Writer(unfit, RUN):
             pass
 
 
@@ -140,52 +148,62 @@ def with_first(old: str, new: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "id", "facts"),
     [
-        (b"", "is empty"),
-        (b"\n\n", "is empty"),
-        (b"a,b\n1,2\n", ":1: is not"),
-        (b"\xef\xbb\xbf" + to_line(RUN), ":1: starts with a byte-order mark"),
-        (b"\xff\xfe\n", ":1: is not"),
-        (b"[" * 9000, ":1: "),
-        (with_first('"kind":"run"', '"kind":"walk"'), ":1: is not the start of a benchctl run"),
-        (with_first('"schema_version":6', '"schema_version":true'), ":1: schema_version: "),
-        (with_first('"schema_version":6', '"schema_version":7,"wonder":1'), ":1: written by a newer .*schema 7 .* 6"),
-        (with_first('"kind":"run"', '"kind":"run","wonder":true'), ":1: wonder: "),
-        (with_first('"dtype":"float32",', ""), ":1: dtype: "),
-        (with_first('"baseline":"auto', '"baseline":"other'), ":1: the baseline 'other.*' is not among"),
+        (b"", "empty_file", ["run.jsonl"]),
+        (b"\n\n", "empty_file", ["run.jsonl"]),
+        (b"a,b\n1,2\n", "not_a_results_file", ["run.jsonl:1:"]),
+        (b"\xef\xbb\xbf" + to_line(RUN), "byte_order_mark", ["run.jsonl:1:"]),
+        (b"\xff\xfe\n", "not_a_results_file", ["run.jsonl:1:"]),
+        (b"[" * 9000, "not_a_results_file", ["run.jsonl:1:"]),
+        (with_first('"kind":"run"', '"kind":"walk"'), "not_a_results_file", ["run.jsonl:1:"]),
+        (with_first('"schema_version":6', '"schema_version":true'), "broken_line", ["run.jsonl:1:", "schema_version"]),
+        (
+            with_first('"schema_version":6', '"schema_version":7,"wonder":1'),
+            "newer_version",
+            ["run.jsonl:1:", "schema 7", "reads 6"],
+        ),
+        (with_first('"kind":"run"', '"kind":"run","wonder":true'), "broken_line", ["run.jsonl:1:", "wonder"]),
+        (with_first('"dtype":"float32",', ""), "broken_line", ["run.jsonl:1:", "dtype"]),
+        (
+            with_first('"baseline":"auto', '"baseline":"other'),
+            "broken_line",
+            ["run.jsonl:1:", "baseline", "'otherregressive'"],
+        ),
     ],
 )
-def test_a_file_of_something_else_is_named(path: Path, content: bytes, message: str) -> None:
+def test_a_file_of_something_else_is_named(path: Path, content: bytes, id: str, facts: Sequence[str]) -> None:
     with refused("cannot_read", "run.jsonl"):
         read(path)
     path.write_bytes(content)
-    with pytest.raises(UserError, match=message):
+    with refused(id, *facts):
         read(path)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "id", "facts"),
     [
-        (b'"ttft_s":2.0', b'"ttft_s":NaN', "Invalid JSON"),
-        (b'"ttft_s":2.0', b'"ttft_s":-2.0', r"ttft_s: "),
-        (b'"step_s":[1.0', b'"step_s":[1e999', r"step_s\[0\]: "),
-        (b'"step_s":[1.0', b'"step_s":[-0.5', r"step_s\[0\]: "),
-        (b'"committed":[1,', b'"committed":[-1,', r"committed\[0\]: "),
-        (b'"token_ids":[0,', b'"token_ids":[', "8 token_ids, but prefill and steps committed 9"),
-        (b'"label":"auto', b'"label":"other', "is not part of the run in line 1"),
-        (b'"kind":"row"', b'"kind":"row","wonder":1', "wonder: "),
-        (b'"kind":"row"', b'"kind":"row"}', ""),
-        (b'"layers":[12', b'"layers":[13', "109 layers for 9 tokens of a target of 12 layers"),
-        (b'"token_ids":[0', b'"token_ids":[4096', "token 4096 of a vocabulary of 4096"),
+        (b'"ttft_s":2.0', b'"ttft_s":NaN', "broken_line", ["JSON"]),
+        (b'"ttft_s":2.0', b'"ttft_s":-2.0', "broken_line", ["ttft_s"]),
+        (b'"step_s":[1.0', b'"step_s":[1e999', "broken_line", ["step_s[0]"]),
+        (b'"step_s":[1.0', b'"step_s":[-0.5', "broken_line", ["step_s[0]"]),
+        (b'"committed":[1,', b'"committed":[-1,', "broken_line", ["committed[0]"]),
+        (b'"token_ids":[0,', b'"token_ids":[', "broken_line", ["8 token_ids", "committed 9"]),
+        (b'"label":"auto', b'"label":"other', "row_not_of_run", ["'otherregressive'", "line 1"]),
+        (b'"kind":"row"', b'"kind":"row","wonder":1', "broken_line", ["wonder"]),
+        (b'"kind":"row"', b'"kind":"row"}', "broken_line", []),
+        (b'"layers":[12', b'"layers":[13', "row_not_of_run", ["109 layers", "9 tokens", "12 layers"]),
+        (b'"token_ids":[0', b'"token_ids":[4096', "row_not_of_run", ["token 4096", "of 4096"]),
     ],
 )
-def test_a_broken_line_in_the_middle_is_named_with_its_number(path: Path, old: bytes, new: bytes, message: str) -> None:
+def test_a_broken_line_in_the_middle_is_named_with_its_number(
+    path: Path, old: bytes, new: bytes, id: str, facts: Sequence[str]
+) -> None:
     lines = write(path, ROWS).read_bytes().splitlines(keepends=True)
     assert old in lines[1]
     lines[1] = lines[1].replace(old, new)
     path.write_bytes(b"".join(lines))
-    with pytest.raises(UserError, match=rf"run.jsonl:2: .*{message}"):
+    with refused(id, "run.jsonl:2:", *facts):
         read(path)
 
 

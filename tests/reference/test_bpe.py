@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from benchctl.errors import UserError
 from reference.bpe import read_tokenizer, save_tokenizer, train_tokenizer
 
 
@@ -56,5 +56,5 @@ def test_transformers_reads_the_folder(tokenizer: Tokenizer, tmp_path: Path) -> 
 
 
 def test_a_folder_without_tokenizer_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no tokenizer here"):
+    with refused("no_tokenizer", str(tmp_path / "tokenizer.json")):
         read_tokenizer(tmp_path)

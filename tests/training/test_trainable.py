@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from disks import full_disk
+from refusals import refused
 from tiny import tiny_target
 from untrained import facts_of, untrained
 
@@ -16,7 +17,6 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
 from benchctl.decoding.modules.folders import FACTS, WEIGHTS, check_modules, load_modules, modules_sha256, save_modules
 from benchctl.decoding.modules.trainable import TrainingBatch
-from benchctl.errors import UserError
 from benchctl.methods.early_exit import EarlyExit
 from benchctl.methods.medusa import Medusa
 
@@ -108,59 +108,57 @@ def test_an_interrupted_folder_holds_no_modules(target: Target, folder: str, mon
     monkeypatch.setattr("benchctl.decoding.modules.folders.save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         save_modules(Path(folder), untrained(Medusa(), target), facts_of("medusa", Medusa(), target))
-    with pytest.raises(UserError, match="holds no modules.json with its modules.safetensors"):
+    with refused("no_modules_folder", folder, FACTS, WEIGHTS):
         check_modules("medusa", folder)
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "message"),
+    ("file", "text", "id"),
     [
-        (FACTS, None, "holds no modules.json"),
-        (WEIGHTS, None, "holds no modules.json with its modules.safetensors"),
-        (FACTS, "{", "modules.json: cannot be read"),
-        (FACTS, "[]", "modules.json: cannot be read"),
-        (FACTS, '{"method": "medusa"}', "modules.json: cannot be read"),
-        (WEIGHTS, "torn", "modules.safetensors cannot be read"),
-        (FACTS, {"yardsticks": None}, "modules.json: cannot be read"),
-        (FACTS, {"yardsticks": {"head_1_top1": "half"}}, "modules.json: cannot be read"),
-        (FACTS, {"yardsticks": {"head_1_top1": float("nan")}}, "modules.json: cannot be read"),
-        (FACTS, {"yardsticks": {"head_1_top1": 50}}, "modules.json: cannot be read"),
-        (FACTS, {"yardsticks": {"head_1_cosine": -1.01}}, "modules.json: cannot be read"),
-        (FACTS, {"options": ["heads"]}, "modules.json: cannot be read"),
+        (FACTS, None, "no_modules_folder"),
+        (WEIGHTS, None, "no_modules_folder"),
+        (FACTS, "{", "file_not_readable"),
+        (FACTS, "[]", "file_not_readable"),
+        (FACTS, '{"method": "medusa"}', "file_not_readable"),
+        (WEIGHTS, "torn", "file_not_readable"),
+        (FACTS, {"yardsticks": None}, "file_not_readable"),
+        (FACTS, {"yardsticks": {"head_1_top1": "half"}}, "file_not_readable"),
+        (FACTS, {"yardsticks": {"head_1_top1": float("nan")}}, "file_not_readable"),
+        (FACTS, {"yardsticks": {"head_1_top1": 50}}, "file_not_readable"),
+        (FACTS, {"yardsticks": {"head_1_cosine": -1.01}}, "file_not_readable"),
+        (FACTS, {"options": ["heads"]}, "file_not_readable"),
     ],
 )
 def test_a_damaged_folder_is_refused(
-    target: Target, folder: str, file: str, text: str | dict[str, Any] | None, message: str
+    target: Target, folder: str, file: str, text: str | dict[str, Any] | None, id: str
 ) -> None:
     """``text`` is what the file holds instead, or the facts that change in it; None removes the file."""
     path = Path(folder) / file
     if isinstance(text, dict):
         text = json.dumps({**json.loads(path.read_text()), **text})
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(UserError, match=message):
+    with refused(id, file):
         load(Medusa(), target, folder)
 
 
 @pytest.mark.parametrize(
-    ("method", "place", "message"),
+    ("method", "place", "id", "facts"),
     [
-        (Medusa(), "nowhere", "nowhere: no such folder; name the folder that benchctl train wrote"),
-        (Medusa(), "", "medusa cannot run: no trained modules; train some with: benchctl train medusa"),
-        (EarlyExit(confidence="classifier"), "{folder}", "holds modules of medusa, not of early_exit"),
-        (Medusa(heads=4), "{folder}", "trained with heads=3, and heads=4 asks for more; give fewer, or train as many"),
+        (Medusa(), "nowhere", "no_modules_folder", ("nowhere",)),
+        (Medusa(), "", "modules_missing", ("benchctl train medusa",)),
+        (EarlyExit(confidence="classifier"), "{folder}", "modules_of_other_method", ("medusa", "early_exit")),
+        (Medusa(heads=4), "{folder}", "trained_for_fewer", ("heads=3", "heads=4")),
     ],
 )
 def test_modules_that_are_not_there_or_are_others_are_refused(
-    method: Medusa | EarlyExit, place: str, message: str, target: Target, folder: str
+    method: Medusa | EarlyExit, place: str, id: str, facts: tuple[str, ...], target: Target, folder: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(id, *facts):
         load(method, target, place.format(folder=folder))
 
 
 def test_modules_for_another_target_are_refused_and_both_are_named(target: Target, folder: str) -> None:
     other = tiny_target("llama", dtype=torch.float32, seed=1)
-    with pytest.raises(UserError) as refusal:
+    made, given = (f"weights {each.weights_sha256[:8]}, 3 layers of 32, vocabulary 96" for each in (target, other))
+    with refused("modules_of_other_target", f"tiny ({made})", given):
         load(Medusa(), other, folder)
-    message = str(refusal.value)
-    assert f"made for tiny (weights {target.weights_sha256[:8]}, 3 layers of 32, vocabulary 96)" in message
-    assert f"but the target has weights {other.weights_sha256[:8]}, 3 layers of 32, vocabulary 96" in message

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refused
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.errors import UserError
 from benchctl.training.data import chats as chat_module
 from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.data.packing import Document
@@ -27,6 +27,8 @@ TURN = "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
 THOUGHT = "{% if loop.last and message['role'] == 'assistant' %}{{ 'No thought. ' }}{% endif %}"
 FORGETFUL = "{{ '<|' + message['role'] + '|>' }}" + THOUGHT + "{{ message['content'] + '<|end|>' }}"
 OPEN_TURN = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+THINK = "{% if add_generation_prompt %}{{ 'Think!' }}{% endif %}"
+REFUSAL = "{{ raise_exception('No system') }}"
 
 
 @pytest.fixture(scope="module")
@@ -171,23 +173,23 @@ def test_a_template_that_forgets_what_was_thought_before_serves_chats_of_one_ans
 
 
 @pytest.mark.parametrize(
-    ("each", "after", "chat", "message"),
+    ("each", "after", "chat", "id", "facts"),
     [
-        (TURN, "{% if add_generation_prompt %}{{ 'Think!' }}{% endif %}", (HI, HELLO), "stands before message 2 of"),
-        (FORGETFUL, "", (HI, HELLO, BYE, GONE), "writes what stands before message 4 of a chat in another way"),
-        ("{{ raise_exception('No system') }}", "", (HI, HELLO), "No system. Change .* begins with user: 'Hi'"),
+        (TURN, THINK, (HI, HELLO), "unusable_chat_template", ("message 2",)),
+        (FORGETFUL, "", (HI, HELLO, BYE, GONE), "unusable_chat_template", ("message 4",)),
+        (REFUSAL, "", (HI, HELLO), "refused_by_chat_template", ("No system", "user: 'Hi'")),
     ],
 )
 def test_a_template_that_rewrites_what_it_wrote_or_refuses_a_chat_is_an_error(
-    tokenizer: Tokenizer, each: str, after: str, chat: tuple[Message, ...], message: str
+    tokenizer: Tokenizer, each: str, after: str, chat: tuple[Message, ...], id: str, facts: tuple[str, ...]
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with refused(id, *facts):
         format_of(tokenizer, each, after).tokenize([Record("s", chat)])
 
 
 def test_a_template_whose_turns_do_not_join_cannot_have_the_reference_recipe(tokenizer: Tokenizer) -> None:
     chat = chat_format(tokenizer, "{{ messages | length }}{{ messages[-1]['content'] }}")
-    with pytest.raises(UserError, match="do not stand one after the other"):
+    with refused("unusable_chat_template", "python -m reference target"):
         joints_of(chat, "Hi")
 
 

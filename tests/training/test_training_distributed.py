@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures_training import BATCHES, COMMON, write_data
+from refusals import refused
 from tiny import tiny_folder
 from tiny_training import tiny_settings, tiny_trainer
 from torch import nn
 
-from benchctl.errors import UserError
 from benchctl.training.checkpoint import load_checkpoint
 from benchctl.training.distributed import World, joined
 
@@ -75,7 +75,7 @@ def test_processes_that_read_different_checkpoints_do_not_train_together(tmp_pat
     tiny_trainer(tmp_path, tiny_settings()).train()
     again = tiny_trainer(tmp_path, tiny_settings(), world=Behind())
     assert again.resume()
-    with pytest.raises(UserError, match="one process goes on from step 11, another from step 12"):
+    with refused("processes_disagree", "step 11", "step 12"):
         again.train()
 
 
@@ -102,18 +102,18 @@ def test_a_gradient_that_only_another_process_has_is_taken_over(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("environment", "device", "message"),
+    ("environment", "device", "id", "facts"),
     [
-        ({"RANK": "0"}, "cpu", "'WORLD_SIZE'.*torchrun"),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "cuda", "process 1 needs a GPU of its own"),
+        ({"RANK": "0"}, "cpu", "processes_not_connected", ("'WORLD_SIZE'", "torchrun")),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "cuda", "too_few_gpus", ("process 1",)),
     ],
 )
 def test_half_an_environment_is_refused_and_processes_without_a_gpu_of_their_own(
-    environment: dict[str, str], device: str, message: str, monkeypatch: pytest.MonkeyPatch
+    environment: dict[str, str], device: str, id: str, facts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=message), joined(device):
+    with refused(id, *facts), joined(device):
         pass

@@ -167,17 +167,18 @@ def test_a_draft_model_trained_with_exits_says_so_and_leaves_by_them(trained: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "id", "facts"),
     [
-        (("--init-from", "target", "--hidden", 16), "cannot begin with layers of target"),
-        (("--layers", 4), "target has 3 layers"),
-        (("--exits", 2), "--exits has layer 2"),
-        (("--exits", "1+x"), "'1+x'"),
-        (("--init-from", "ref-dense"), "ref-dense has another vocabulary than target"),
-        (("--minutes", 1), "with one of --minutes, --steps and --epochs"),
+        (("--init-from", "target", "--hidden", 16), "shapes_do_not_fit", ("target", "--init-from scratch")),
+        (("--layers", 4), "too_many_layers", ("3 layers", "--layers")),
+        (("--exits", 2), "bad_exits", ("--exits", "layer 2")),
+        (("--exits", "1+x"), "bad_exits", ("--exits", "'1+x'")),
+        (("--init-from", "ref-dense"), "other_vocabulary", ("ref-dense", "target", "--init-from")),
+        (("--minutes", 1), "no_training_length", ("--minutes", "--steps", "--epochs")),
     ],
 )
 def test_a_start_that_is_not_allowed_is_refused(
-    trained: Path, tmp_path: Path, arguments: tuple[object, ...], complaint: str
+    trained: Path, tmp_path: Path, arguments: tuple[object, ...], id: str, facts: tuple[str, ...]
 ) -> None:
-    assert complaint in refused(*words(trained), "--out", tmp_path / "out", "--steps", 1, *arguments)
+    told = refused(*words(trained), "--out", tmp_path / "out", "--steps", 1, *arguments, id=id)
+    assert all(fact in told for fact in facts), told

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import refusals
 import torch
 from fixtures_training import BATCHES, CHATS, COLORS, COMMON, done, refused, write_data
 from plain_t5 import LAYERS, START, PlainT5, Weights, spoken, tiny_t5
@@ -21,7 +23,6 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.folders import save_modules
 from benchctl.decoding.modules.trainable import Trainable
-from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.chats import Message, Record
 from benchctl.training.data.packing import FULL, Batch, Document, Turn, batch_of, cut_pieces, fill_rows
@@ -166,10 +167,10 @@ def weightless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def not_trained(folder: Path, out: Path, label: str, data: Path | None = None) -> str:
-    """What `benchctl train` says that refuses to train for the T5 of a folder."""
+def not_trained(folder: Path, out: Path, label: str, id: str, data: Path | None = None) -> str:
+    """The message of the error by which `benchctl train` refuses to train for the T5 of a folder."""
     words = ("--model", folder / "t5", "--data", data or folder / "data", "--out", out / "out", "--steps", 1)
-    return " ".join(refused("train", label, *words, *BATCHES, *COMMON).split())
+    return refused("train", label, *words, *BATCHES, *COMMON, id=id)
 
 
 @pytest.mark.parametrize(
@@ -184,21 +185,23 @@ def not_trained(folder: Path, out: Path, label: str, data: Path | None = None) -
 def test_what_knows_no_encoders_is_refused_early(words: tuple[object, ...], weightless: Path, tmp_path: Path) -> None:
     model = "--init-from" if words[1] == "target" else "--model"
     files = (model, weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out")
-    told = refused(*words, *files, "--steps", 1, *COMMON)
-    assert "t5 has an encoder, and what you ask for is for models without one" in told
-    assert "train modules that know encoders: auto_exit, deed, early_exit" in told
+    told = refused(*words, *files, "--steps", 1, *COMMON, id="encoder_not_supported")
+    assert "t5" in told and "auto_exit, deed, early_exit" in told
 
 
 @pytest.mark.parametrize(
-    ("label", "problem"),
+    ("label", "facts"),
     [
-        ("early_exit[head=trained,exits=40]", "exit 40 is not below the target's 4 layers"),
-        ("deed[exits=2+4]", "exit 4 is not below the target's 4 layers"),
+        ("early_exit[head=trained,exits=40]", ("exit 40", "4 layers")),
+        ("deed[exits=2+4]", ("exit 4", "4 layers")),
     ],
 )
-def test_options_that_do_not_fit_are_refused_early(label: str, problem: str, weightless: Path, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_are_refused_early(
+    label: str, facts: tuple[str, ...], weightless: Path, tmp_path: Path
+) -> None:
     """They were refused after the weights had been read, and by then prompts may have been answered."""
-    assert f"{label} cannot run on t5: {problem}" in not_trained(weightless, tmp_path, label)
+    told = not_trained(weightless, tmp_path, label, "label_cannot_run")
+    assert all(fact in told for fact in (label, "t5", *facts)), told
 
 
 def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_early(weightless: Path, tmp_path: Path) -> None:
@@ -207,16 +210,16 @@ def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_early(weightle
     assert isinstance(method, Trainable)
     save_modules(tmp_path / "exits", untrained(method, other), facts_of(label, method, other))
     second = label.replace("]", f",modules={tmp_path / 'exits'}]")
-    told = not_trained(weightless, tmp_path, second)
-    assert "made for tiny (3 layers of 32, vocabulary 320), but the target has 4 layers of 32, vocabulary 320;" in told
+    told = not_trained(weightless, tmp_path, second, "modules_of_other_target")
+    assert "tiny (3 layers of 32, vocabulary 320)" in told and "4 layers of 32, vocabulary 320" in told
 
 
 def test_plain_texts_have_no_prompt_that_an_encoder_could_read(weightless: Path, tmp_path: Path) -> None:
     for name in ("train", "val"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "Once upon a time."}))
-    assert "the training data are plain texts only" in not_trained(weightless, tmp_path, "deed", tmp_path)
+    assert "training data" in not_trained(weightless, tmp_path, "deed", "chats_missing", tmp_path)
     (tmp_path / "train.jsonl").write_text(json.dumps(CHATS[0]))
-    assert "the held-out data are plain texts only" in not_trained(weightless, tmp_path, "deed", tmp_path)
+    assert "held-out data" in not_trained(weightless, tmp_path, "deed", "chats_missing", tmp_path)
 
 
 @pytest.mark.parametrize("label", ["deed", "early_exit[head=trained,exits=1+3]"])
@@ -227,7 +230,7 @@ def test_modules_learn_from_what_the_target_answers_itself(label: str, tmp_path:
     words = ("--model", tmp_path / "t5", "--data", tmp_path / "data", "--out", tmp_path / "modules", "--steps", 2)
     own = ("--self-distil", 6, "--answer-tokens", 6)
     told = " ".join(done("train", label, *words, *own, *BATCHES, *COMMON).split())
-    assert "36 plain texts to train on and 15 held-out ones are left out: the encoder of t5 reads prompts" in told
+    assert re.search(r"\b36 .*\b15 .*\bt5\b", told)
     facts = json.loads((tmp_path / "modules" / "modules.json").read_text())
     assert facts["target"]["weights_sha256"] == Target.load(tmp_path / "t5").weights_sha256
     (answers,) = (tmp_path / "modules" / "own_text").glob("*.jsonl")
@@ -289,7 +292,7 @@ def test_a_threshold_is_calibrated_on_a_target_with_an_encoder(tmp_path: Path) -
 
 def test_a_method_that_asks_for_layers_of_such_a_target_batch_is_told_why_there_are_none() -> None:
     target_batch = batch_maker(tiny_t5(), CPU)(batch())
-    with pytest.raises(UserError, match="leave supports_encoder_decoder False"):
+    with refusals.refused("encoder_not_supported", "supports_encoder_decoder"):
         target_batch.layer(0)
 
 

@@ -63,7 +63,7 @@ def test_a_target_may_learn_from_answers_only(data: Path, tmp_path: Path) -> Non
     done(*words, "--answers-only")
     measured = json.loads((out / "training.json").read_text())["outcome"]["held_out"]["instruct"]
     assert measured["loss"] == pytest.approx(measured["nats_per_token"], rel=1e-6)
-    assert "prompts: count for nothing there, none now" in refused(*words, "--resume")
+    assert "prompts: " in refused(*words, "--resume", id="other_training")
 
 
 def test_chats_that_no_row_has_room_for_are_told(data: Path, tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_chats_that_no_row_has_room_for_are_told(data: Path, tmp_path: Path) -> 
     for name in ("train.jsonl", "val.jsonl"):
         (folder / name).write_text(f"{(folder / name).read_text()}\n{long}\n{long}")
     told = done("reference", "target", "--data", folder, "--out", tmp_path / "out", "--steps", 1, *SIZES, *COMMON)
-    assert "2 answers begin too far into a row and are left out; rows of more than 128 tokens" in told
-    assert "2 held-out chats are longer than a row to measure with" in told
+    assert "2 answers" in told and "128 tokens" in told
+    assert "2 held-out chats" in told
 
 
 def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path, tmp_path: Path) -> None:
@@ -85,10 +85,11 @@ def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path,
     for name in ("training.json", "model.safetensors"):
         (out / name).unlink()
     arguments = ("reference", "target", "--data", data, "--out", out, "--steps", 3, *SIZES, *COMMON)
-    assert "continue it with --resume" in refused(*arguments)
+    assert "--resume" in refused(*arguments, id="out_not_empty")
     assert "nothing to resume yet" in done(*arguments, "--resume")
     assert (out / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
-    assert "seed: 0 there, 1 now" in refused(*arguments, "--resume", "--seed", 1)
+    told = refused(*arguments, "--resume", "--seed", 1, id="other_training")
+    assert "seed: 0" in told and " 1 " in told
 
 
 def test_epochs_are_turned_into_steps_over_all_stages() -> None:
@@ -121,13 +122,14 @@ def test_a_failed_packing_leaves_the_pack_as_is(target: Path, tmp_path: Path, mo
     """A model that lay in the pack lost its modules and then failed; a full disk left half a model behind."""
     pack, words = tmp_path / "pack", ("--role", "target", "--description", "A", "--data", "B")
     done("reference", "pack", "--model", target, *words, "--pack", pack)
+    packing = ("reference", "pack", "--model", ".", *words, "--pack", pack)
     (pack / "tiny" / "modules").mkdir()
     before = _contents(pack)
     monkeypatch.chdir(pack / "tiny")
-    assert "lies in this pack already" in refused("reference", "pack", "--model", ".", *words, "--pack", pack)
+    refused(*packing, id="already_packed")
     monkeypatch.chdir(target)
-    told = refused("reference", "pack", "--model", ".", *words, "--pack", pack, "--draft", "nosuch")
-    assert "has no model 'nosuch' to draft for tiny; pack that one first" in told
+    told = refused(*packing, "--draft", "nosuch", id="draft_not_packed")
+    assert "'nosuch'" in told and "tiny" in told
     copy, copied = shutil.copyfile, 0
 
     def copy_three(source: Path, place: Path) -> None:
@@ -138,15 +140,15 @@ def test_a_failed_packing_leaves_the_pack_as_is(target: Path, tmp_path: Path, mo
             full_disk()
 
     monkeypatch.setattr(shutil, "copyfile", copy_three)
-    told = refused("reference", "pack", "--model", ".", *words, "--pack", pack)
-    assert "cannot write the model tiny (OSError: [Errno 28] No space left" in told
+    told = refused(*packing, id="cannot_write")
+    assert "tiny" in told and "OSError: [Errno 28] No space left" in told
     assert _contents(pack) == before
     monkeypatch.setattr(shutil, "copyfile", copy)
     with monkeypatch.context() as patch:
         patch.setattr(pack_module, "_write_index", lambda *_: full_disk())
-        refused("reference", "pack", "--model", ".", *words, "--pack", pack)
+        refused(*packing, id="cannot_write")
     assert _contents(pack) == before
-    done("reference", "pack", "--model", ".", *words, "--pack", pack)
+    done(*packing)
     assert set(before) - set(_contents(pack)) == {"tiny/modules"}
 
 
@@ -184,8 +186,8 @@ def test_a_target_goes_on_from_a_model_with_its_sizes_and_tokenizer(data: Path, 
 
 def test_sizes_beside_a_model_that_has_its_own_are_refused(data: Path, target: Path, tmp_path: Path) -> None:
     words = ("reference", "target", "--init-from", target, "--data", data, "--out", tmp_path / "x", "--steps", 1)
-    assert "leave out --layers" in refused(*words, "--layers", 4)
-    assert "leave out --vocabulary" in refused(*words, "--vocabulary", 400)
+    assert "--layers" in refused(*words, "--layers", 4, id="shape_is_given")
+    assert "--vocabulary" in refused(*words, "--vocabulary", 400, id="shape_is_given")
     assert not (tmp_path / "x").exists()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import refusals
 import torch
 from fixtures_training import BATCHES, COMMON, done, refused, with_target
 from safetensors.torch import load_file
@@ -24,7 +25,6 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.modules.folders import shares
 from benchctl.decoding.modules.trainable import Tally, Trainable
-from benchctl.errors import UserError
 from benchctl.methods.medusa import Medusa
 from benchctl.registry import build
 from benchctl.training.data.chats import Record
@@ -111,8 +111,8 @@ def test_an_impossible_yardstick_is_refused_when_first_measured(batch: Batch, mo
     objective = ModuleObjective(method, BatchMaker(model, CPU))
     for measured, wrong in ((Tally(30, 10), True), (Tally(10.000001, 10), False), (Tally(-10, 10), False)):
         monkeypatch.setattr(Medusa, "yardsticks", lambda *_, measured=measured: {"mine": measured})
-        told = "Medusa: yardstick 'mine' is 3; .*between -1 and 1"
-        with torch.no_grad(), pytest.raises(UserError, match=told) if wrong else nullcontext():
+        refusal = refusals.refused("wrong_yardsticks", "Medusa", "'mine' is 3", "-1")
+        with torch.no_grad(), refusal if wrong else nullcontext():
             assert objective.measure(module, batch)["mine"] == measured
     assert shares({"mine": 1.0000001}) == {"mine": 1.0}
 
@@ -184,7 +184,7 @@ def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) 
     training = json.loads((trained / "heads" / "training.json").read_text())
     assert training["settings"]["optimizer"]["rate"] == 1e-3
     assert set(training["outcome"]["losses"][-1]) == {"step", "loss", "instruct"}
-    assert "its own answers to at most 6 prompts" in (trained / "heads" / "README.md").read_text()
+    assert " 6 prompts" in (trained / "heads" / "README.md").read_text()
 
 
 def test_shared_heads_are_trained_and_stored_without_lm_heads(trained: Path, tmp_path: Path) -> None:
@@ -234,13 +234,13 @@ def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, t
     corpus = Corpus([BLUE, Record.chat("unit", "Who is red?", "other")], {"instruct": [RED]}, {})
     text, told = own_text_of(trained, tmp_path, corpus, 9)
     text.load_target({})
-    assert told == ["There are 1 prompts; --self-distil 9 asks for more."]
+    assert len(told) == 1 and "1 prompts" in told[0] and "--self-distil 9" in told[0]
 
 
 def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, tmp_path: Path) -> None:
     text, told = own_text_of(trained, tmp_path, Corpus([BLUE], {"instruct": [RED]}, {}, ReferenceRecipe()), 6)
     text.data(text.load_target({})[0])
-    assert told == ["There are 4 prompts; --self-distil 6 asks for more."]
+    assert len(told) == 1 and "4 prompts" in told[0] and "--self-distil 6" in told[0]
     assert "half made by rule" in text.described and "half to requests" in text.fact
 
 
@@ -251,8 +251,8 @@ def test_what_is_lost_by_the_settings_is_told(trained: Path, tmp_path: Path) -> 
     words = ("--model", trained / "target", "--data", trained / "data", "--data", tmp_path / "long.jsonl")
     sizes = ("--row-tokens", 64, "--micro-rows", 2, "--batch-tokens", 300, "--steps", 1)
     told = done("train", "medusa[heads=1]", *words, "--out", tmp_path / "out", *sizes, *COMMON)
-    assert "A step reads 256 tokens: --batch-tokens 300 is no multiple of a pass of 128" in told
-    assert re.search(r"\d answers begin too far into a row and are left out", told)
+    assert all(fact in told for fact in ("256 tokens", "--batch-tokens 300", " 128")), told
+    assert re.search(r"\d answers", told)
 
 
 def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp_path: Path) -> None:
@@ -261,13 +261,14 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 50}))
     words = ("--model", folder, "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
     for part, *rows in (("medusa", *BATCHES), ("draft", *BATCHES), ("moe",)):
-        told = refused("reference" if part == "moe" else "train", part, *words, *rows)
-        assert "its tokenizer has 320 ids and its configuration a vocabulary of 50" in told
+        told = refused("reference" if part == "moe" else "train", part, *words, *rows, id="other_vocabulary")
+        assert "320" in told and "50" in told
 
 
 def test_the_run_resumes_only_as_it_was(trained: Path) -> None:
     words = ["--model", trained / "target", "--data", trained / "data", "--out", trained / "heads", *BATCHES, *COMMON]
     own = ["--self-distil", 6, "--answer-tokens", 6]
     assert "Wrote" in done("train", "medusa[heads=2]", *words, *own, "--resume")
-    assert "own answers" in refused("train", "medusa[heads=2]", *words, "--self-distil", 5, *own[2:], "--resume")
-    assert "medusa[heads=1]" in refused("train", "medusa[heads=1]", *words, *own, "--resume")
+    fewer = ["--self-distil", 5, *own[2:], "--resume"]
+    assert "text: 6" in refused("train", "medusa[heads=2]", *words, *fewer, id="other_training")
+    assert "medusa[heads=1]" in refused("train", "medusa[heads=1]", *words, *own, "--resume", id="other_training")

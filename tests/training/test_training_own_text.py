@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from disks import full_disk
+from refusals import refused
 from tiny import tiny_folder, tiny_model
 
-from benchctl.errors import UserError
 from benchctl.training.data.chats import ChatFormat, Message, Record
 from benchctl.training.modules import own_text
 from benchctl.training.modules.frozen import FrozenTarget, find_target, load_target
@@ -97,7 +97,7 @@ def test_sampled_answers_after_a_kill_are_those_of_a_run_without_a_kill(target: 
 
 def test_a_full_disk_keeps_the_answers(target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "open", full_disk)
-    with pytest.raises(UserError, match="No space left on device.*the answers that are there are kept"):
+    with refused("cannot_write", "No space left on device", "answers", "--resume"):
         answers(own(target, tmp_path))
 
 
@@ -121,7 +121,7 @@ def test_batches_are_told_and_prompts_without_room_are_left_out(target: FrozenTa
     assert len(text.documents(prompts, told.append)) == 3
     assert [(each.done, each.of) for each in told] in ([(2, 3), (3, 3)], [(1, 3), (3, 3)])
     assert told[-1].tokens_per_s > 0
-    with pytest.raises(UserError, match="give fewer --answer-tokens"):
+    with refused("answers_too_long", "200 tokens", "--answer-tokens"):
         own(target, tmp_path, replace(GREEDY, new_tokens=200)).documents(prompts, told.append)
 
 

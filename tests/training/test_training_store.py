@@ -24,7 +24,6 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
 from benchctl.decoding.modules.folders import WEIGHTS
 from benchctl.decoding.modules.trainable import Trainable
-from benchctl.errors import UserError
 from benchctl.registry import build
 from benchctl.training.data.packing import Batch, PackedCorpus, Piece, batch_of, constant
 from benchctl.training.modules import training_text
@@ -214,8 +213,7 @@ def test_the_most_frequent_tokens_are_drafted(target: FrozenTarget) -> None:
     assert (ids(2), ids(3), ids(4)) == ([5, 7], [5, 7, 9], [0, 5, 7, 9])
     assert (ids(0), ids(96), ids(None)) == (None, None, None)
     assert len(ids(None, 40000) or ()) == 8192
-    with pytest.raises(UserError):
-        ids(1)
+    assert error_of(lambda: ids(1)) == "draft_vocabulary_too_small"
 
 
 def test_a_draft_model_learns_from_the_store_and_keeps_its_draft_vocabulary(tmp_path: Path) -> None:
@@ -317,9 +315,9 @@ def test_parts_that_answer_compare_drawn_tokens_of_a_large_vocabulary(
         said = re.findall(r"over (\d+) random tokens", (out / "README.md").read_text())
         assert said == [str(drawn)] * bool(drawn)
         assert read_draft_vocabulary(out) is None
-    assert "--draft-vocabulary" in refused(
-        "train", classifier, *words, "--out", tmp_path / "no", "--draft-vocabulary", 60
-    )
+    out = tmp_path / "no"
+    told = refused("train", classifier, *words, "--out", out, "--draft-vocabulary", 60, id="no_draft_vocabulary")
+    assert "--draft-vocabulary" in told
 
 
 def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids(tmp_path: Path) -> None:
@@ -331,5 +329,6 @@ def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids
     assert ids is not None and len(ids) == 60
     assert "over a draft vocabulary" not in (tmp_path / "two" / "README.md").read_text()
     assert facts["method"] == "early_exit"
-    told = refused("train", second, *words, "--out", tmp_path / "three", "--draft-vocabulary", 60)
+    out = tmp_path / "three"
+    told = refused("train", second, *words, "--out", out, "--draft-vocabulary", 60, id="no_draft_vocabulary")
     assert "--draft-vocabulary" in told

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from tiny_training import (
     BATCH_TOKENS,
     STAGES,
@@ -24,7 +25,6 @@ from tiny_training import (
 )
 from torch import Tensor, nn
 
-from benchctl.errors import UserError
 from benchctl.training.checkpoint import checkpoints
 from benchctl.training.data.packing import Batch
 from benchctl.training.optim import Optimizers, OptimizerSettings, Stage, is_matrix, learning_rate, stage_index
@@ -155,7 +155,7 @@ class Poisoned(TinyObjective):
 def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path: Path, value: float) -> None:
     settings = tiny_settings(every_s=0.0)
     trainer = Trainer(tiny_module(), Poisoned(22, value), tiny_data(), settings, tmp_path, ticking_clock())
-    with pytest.raises(UserError, match=r"stopped at step 6: the loss is (nan|inf); continue from .*step-0000005 with"):
+    with refused("training_diverged", "step 6", "loss", f" {value}", "step-0000005", "--resume", "--rate"):
         trainer.train()
     assert [path.name for path in checkpoints(tmp_path)] == ["step-0000004", "step-0000005"]
     lower = replace(settings, optimizer=replace(settings.optimizer, rate=0.01))
@@ -186,7 +186,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_too(tmp_path: Path) -> None
             return loss
 
     trainer = Trainer(tiny_module(), Steep(), tiny_data(), tiny_settings(), tmp_path, ticking_clock())
-    with pytest.raises(UserError, match="step 1: the gradient is .*; no checkpoint is saved yet; start again"):
+    with refused("training_diverged", "step 1", "gradient", "--rate"):
         trainer.train()
     assert checkpoints(tmp_path) == []
 
