@@ -178,13 +178,13 @@ def quotient(now: Observations, then: Observations, session_spread: float) -> Qu
         codes = np.array([number[prompt] for prompt in each.prompts if prompt in number], dtype=np.int64)
         parts = np.column_stack([each.tops, each.bottoms])[kept]
         means = _totals(parts, codes, len(common)) / np.bincount(codes, minlength=len(common))[:, None]
+        if not (means > 0).all():
+            return None
         sums.append(means)
         by_session, usual = (_totals(values, _codes(each.sessions[kept])) for values in (parts, means[codes]))
         # Relative to what all sessions measured on the same prompts: one that was interrupted has fewer.
         sessions.append(np.log(by_session[:, 0] / by_session[:, 1] / (usual[:, 0] / usual[:, 1])))
     by_prompt = np.column_stack(sums)
-    if not (by_prompt > 0).all():
-        return None
     whole = by_prompt.sum(axis=0)
     left = whole - by_prompt
     without = np.log(left[:, 0] / left[:, 1] / (left[:, 2] / left[:, 3]))[:, None]
