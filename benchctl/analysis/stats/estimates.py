@@ -14,6 +14,7 @@ from scipy.special import betaincinv
 from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
 from benchctl.analysis.stats.intervals import LEVEL, Floats, Interval, Ints, Levels, ratio_intervals, ratios_of_sums
 
+_FEW = 5  # prompts that differ from the others, below which a share has at least the exact binomial interval
 _OUTCOMES = ("share", "points", "nats/token")  # units of figures whose tops say nothing about a prompt's length
 
 
@@ -57,14 +58,17 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
         if interval and metric.unit == "share":
             interval = Interval(max(interval.low, -1.0 if metric.less else 0.0), min(interval.high, 1.0))
             if metric.of_answers and not metric.less:
-                interval = _at_least_binomial(interval, value, len(np.unique(drawn.prompt[bottoms[:, m] > 0])))
+                above, below = (np.bincount(drawn.prompt, of[:, m]) for of in (tops, bottoms))
+                # A prompt may have several answers: with some that count and some that do not, it says more than one.
+                if min(int((above > 0).sum()), int((above < below).sum())) < _FEW:
+                    interval = _at_least_binomial(interval, value, int((below > 0).sum()))
         found.append(Estimate(metric, None if isnan(value) else value, interval))
     return tuple(found)
 
 
 def _at_least_binomial(interval: Interval, share: float, prompts: int) -> Interval:
-    """The interval of a share of answers, at least as wide as the exact one of as many prompts that are right or wrong
-    (Clopper, Pearson 1934): where none or few answers count, they hardly vary, and other prompts may.
+    """The interval of a share, at least as wide as the exact one of as many prompts that are right or wrong (Clopper,
+    Pearson 1934): where few prompts differ from the others, their spread does not show how many of other prompts may.
 
     >>> round(_at_least_binomial(Interval(0.0, 0.0), 0.0, 40).high, 4)
     0.0881
