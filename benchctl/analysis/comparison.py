@@ -220,6 +220,14 @@ class Group:
         half = self.run.dtype not in ("float32", "float64") or self.is_of_engines
         return frozenset(label for frame in frames for label in remembering(frame, half))
 
+    @cached_property
+    def claim_breakers(self) -> frozenset[str]:
+        """Labels of which an answer, of any suite, breaks the claim."""
+        answers = {str(label): rows for label, rows in self.frame.groupby("label", sort=False)}
+        claiming = {each.label for each in self.methods if claims_exact(each.exactness, self.run.temperature)}
+        own = {label: fidelity(answers[label], self.repeats) for label in claiming & answers.keys()}
+        return frozenset(label for label, counts in own.items() if broken(counts, self.run.dtype))
+
     def is_impossibly_fast(self, label: str) -> bool:
         """Whether the label's passes took less time than any pass can, see frame.build.impossibly_fast."""
         counted = all(file.run.schema_version >= COUNTED_SINCE for file in self.files)
@@ -466,9 +474,7 @@ def _method_figures(
     own = pairs["free"]
     is_baseline = method.label == run.baseline
     claims = claims_exact(method.exactness, run.temperature)
-    # One lossy answer refuses the method on every suite and category.
-    whole = fidelity(group.frame[group.frame["label"] == method.label], group.repeats)
-    refused = "claim_broken" if claims and broken(whole, run.dtype) else ""
+    refused = "claim_broken" if method.label in group.claim_breakers else ""
     refused = refused or ("remembers" if method.label in group.remembering else "")
     refused = refused or ("impossibly_fast" if group.is_impossibly_fast(method.label) else "")
     return MethodFigures(

@@ -25,6 +25,7 @@ from benchctl.options import setting
 if TYPE_CHECKING:
     from benchctl.measuring.check import CheckedRun
     from benchctl.measuring.run import RunSummary
+    from benchctl.records.writer import RunFile
 
 _CHILD = "from benchctl.cli.run import session; session()"
 _ORPHANED = 1  # exit code
@@ -72,13 +73,12 @@ def run(settings: RunSettings, options: _OfAll) -> None:
     if options.estimate:
         _print_estimate(settings, options)
         return
-    if options.sessions > 1:
-        paths, incomplete = run_sessions(settings, options.sessions)
-    else:
-        checked, _ = measure(settings)
-        paths, incomplete = (checked.out,), _is_incomplete(checked.out)
-    _show(paths, options.as_json)
-    if incomplete:
+    from benchctl.records.writer import read
+
+    paths = run_sessions(settings, options.sessions) if options.sessions > 1 else (measure(settings)[0].out,)
+    files = [read(path) for path in paths]
+    _show(files, options.as_json)
+    if any(map(_is_incomplete, files)):
         raise click.exceptions.Exit(1)
 
 
@@ -126,36 +126,32 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
     return checked, summary
 
 
-def _is_incomplete(file: Path) -> bool:
+def _is_incomplete(file: RunFile) -> bool:
     """Whether every generation failed, or a label or generation lacked memory; by all that the file has."""
     from benchctl.errors import OUT_OF_MEMORY
     from benchctl.measuring.memory import NO_ROOM
     from benchctl.records.progress import unanswered
-    from benchctl.records.writer import read
 
-    found = read(file)
-    failed, any_answered = unanswered(found.run, found.rows)
+    failed, any_answered = unanswered(file.run, file.rows)
     lacking = any(error.startswith(OUT_OF_MEMORY) for error in failed.values())
-    lacking |= any(method.unsupported == NO_ROOM for method in found.run.methods)
+    lacking |= any(method.unsupported == NO_ROOM for method in file.run.methods)
     return lacking or bool(failed) and not any_answered
 
 
-def _show(paths: Sequence[Path], as_json: bool) -> None:
+def _show(files: Sequence[RunFile], as_json: bool) -> None:
     """Print the table."""
     from benchctl.analysis.comparison import compare
     from benchctl.analysis.tables.text import View, render
-    from benchctl.records.writer import read
 
-    groups = compare([read(path) for path in paths], ())
+    groups, paths = compare(files, ()), [file.path for file in files]
     click.echo(render(groups, "json" if as_json else "table", View(width=get_terminal_size().columns)))
     click.echo(f"more: benchctl compare {shlex.join(map(str, paths))} --full", err=as_json)
     for path in paths:
         click.echo(f"Results: {path}", err=as_json)
 
 
-def run_sessions(settings: RunSettings, sessions: int) -> tuple[tuple[Path, ...], bool]:
-    """Measure the sessions of this command line one after another; their files, results/a-1.jsonl, results/a-2.jsonl,
-    and whether one of them lacked memory for a method.
+def run_sessions(settings: RunSettings, sessions: int) -> tuple[Path, ...]:
+    """Measure the sessions of this command line one after another; their files, results/a-1.jsonl, results/a-2.jsonl.
 
     With `settings.resume` each session measures what its file lacks. Without `settings.out` the files have the name
     that a single run would make. Exits with the code of a session that failed. Raises UserError for a file that cannot
@@ -170,11 +166,10 @@ def run_sessions(settings: RunSettings, sessions: int) -> tuple[tuple[Path, ...]
     for file in files:
         check_output(file, resume=settings.resume)
     arguments = tuple(session_arguments(click.get_current_context()))
-    whole = []
     for number, file in enumerate(files, 1):
         click.echo(f"Session {number} of {sessions}", err=True)
-        whole.append(_run_session(arguments, file))
-    return files, not all(whole)
+        _run_session(arguments, file)
+    return files
 
 
 def session_arguments(context: click.Context) -> Iterator[str]:
@@ -185,11 +180,8 @@ def session_arguments(context: click.Context) -> Iterator[str]:
             yield from typed(option, context.params[str(option.name)], "=")
 
 
-def _run_session(arguments: tuple[str, ...], file: Path) -> bool:
-    """Measure one session in a fresh process, without anything that an earlier one allocated, cached or compiled.
-
-    False where it is done, but lacked memory for a method.
-    """
+def _run_session(arguments: tuple[str, ...], file: Path) -> None:
+    """Measure one session in a fresh process, without anything that an earlier one allocated, cached or compiled."""
     command = (sys.executable, "-c", _CHILD, "run", *arguments, f"--out={file}")
     lifeline, held = os.pipe()
     try:
@@ -197,9 +189,8 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> bool:
     finally:
         os.close(lifeline)
         os.close(held)
-    if code == 1 and file.exists() and _is_done(file):
-        return False
-    if code:
+    lacked_memory = code == 1 and file.exists() and _is_done(file)
+    if code and not lacked_memory:
         if file.exists():
             out = shlex.quote(str(click.get_current_context().meta[OUT]))
             click.echo(
@@ -208,7 +199,6 @@ def _run_session(arguments: tuple[str, ...], file: Path) -> bool:
                 err=True,
             )
         raise click.exceptions.Exit(code)
-    return True
 
 
 def _is_done(file: Path) -> bool:

@@ -23,7 +23,7 @@ from benchctl.judging.judge import Reply, Usage
 from benchctl.measuring.prompts.suites import load_suite
 from benchctl.measuring.run import suite_info
 from benchctl.records.schema import SuiteInfo
-from benchctl.records.scores import read_scores
+from benchctl.records.scores import read_scores, scores_path
 from benchctl.records.writer import read
 
 KEY = "sk-test-3f9a81c7d2e64b05"
@@ -68,6 +68,7 @@ def test_prompts_are_those_that_the_limit_takes_of_each_category_or_the_first_as
         rows = [row for row in file.rows if row.prompt_id == "p0"]
         path = write(results.parent / f"{ids[1]}.jsonl", rows, replace(file.run, suites=(suite_info(part),)))
         ok(judge(path, "--judge", "exact"))
+        assert {score.prompt_id for score in read_scores(scores_path(path)).scores} == {"p0"}
 
 
 @pytest.fixture

@@ -289,7 +289,7 @@ LACKING = failed(baseline_row("p1"), "out_of_memory: no room")
     ],
 )
 def test_a_run_is_incomplete_by_all_that_its_file_has(rows: Sequence[Row], incomplete: bool, tmp_path: Path) -> None:
-    assert _is_incomplete(write(tmp_path / "run.jsonl", rows)) == incomplete
+    assert _is_incomplete(read(write(tmp_path / "run.jsonl", rows))) == incomplete
 
 
 def test_an_interrupted_run_keeps_what_was_measured(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

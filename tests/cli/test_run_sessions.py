@@ -17,10 +17,11 @@ import pytest
 from click.testing import Result
 from command import cli, ok
 from fake_engine import is_running, wait_for
-from fixtures_records import RUN, usual_rows, write
+from fixtures_records import RUN, method, usual_rows, write
 from fixtures_run import make_folder
 
 from benchctl.cli.run import run, session_arguments
+from benchctl.measuring.memory import NO_ROOM
 from benchctl.records.writer import read
 
 
@@ -153,9 +154,10 @@ def test_a_session_that_lacked_memory_for_a_method_is_followed_by_the_next(
     prompts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended the run, and so did each --resume. One that broke off, of 20 prompts after 3, ends it."""
+    lacking = replace(RUN, repeats=1, methods=(*RUN.methods, method("medusa", unsupported=NO_ROOM)))
 
     def lack(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[bytes]:
-        write(Path(command[-1].removeprefix("--out=")), usual_rows(prompts), replace(RUN, repeats=1))
+        write(Path(command[-1].removeprefix("--out=")), usual_rows(prompts), lacking)
         return subprocess.CompletedProcess(command, 1)
 
     replace_processes(monkeypatch, lack)

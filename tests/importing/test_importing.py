@@ -188,7 +188,7 @@ def test_what_an_imported_file_does_not_tell_has_no_figure_and_is_flagged(tmp_pa
 
 
 def test_an_import_of_files_with_other_questions_is_no_unfinished_run(tmp_path: Path) -> None:
-    """It was called an unfinished run, to be continued with --resume, which nobody can."""
+    """It was called an unfinished run, to be continued with --resume, which is impossible."""
     both = _write(tmp_path / "a.jsonl", _answer(1, "medusa-a"), _answer(2, "medusa-a"))
     one = _write(tmp_path / "b.jsonl", _answer(1, "medusa-b"))
     group, _ = _figures(_gather(both, one), tmp_path / "out.jsonl")

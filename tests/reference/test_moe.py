@@ -101,8 +101,8 @@ def test_it_begins_with_the_embedding_and_the_attention_of_the_dense_model_where
     fresh = load_file(moe.parent / "fresh" / "model.safetensors")
     assert not torch.equal(fresh["model.embed_tokens.weight"], source["model.embed_tokens.weight"])
     wider = ("--hidden", 48, "--heads", 2, "--init-from", "model", "--out", moe.parent / "wider")
-    told = refused("reference", "moe", *words, *SIZES, *wider, id="shapes_do_not_fit")
-    assert "dense" in told and "--init-from" in told
+    shown = refused("reference", "moe", *words, *SIZES, *wider, id="shapes_do_not_fit")
+    assert "dense" in shown and "--init-from" in shown
 
 
 def test_layers_are_taken_from_both_ends_and_evenly_between() -> None:

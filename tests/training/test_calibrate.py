@@ -128,8 +128,8 @@ def _words(folder: Path) -> tuple[object, ...]:
 
 
 def _calibrated(folder: Path, out: Path, label: str, promised: str) -> tuple[str, dict[str, Any]]:
-    told = done("train", label, *_words(folder), "--out", out, "--calibrate", promised, *HOW)
-    return told, json.loads((out / "calibration.json").read_text())
+    shown = done("train", label, *_words(folder), "--out", out, "--calibrate", promised, *HOW)
+    return shown, json.loads((out / "calibration.json").read_text())
 
 
 def _losses(folder: Path, label: str) -> list[float]:
@@ -156,7 +156,7 @@ def _losses(folder: Path, label: str) -> list[float]:
 def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path: Path) -> None:
     """Recounted at the threshold chosen and at the one where testing stopped; those between are the grid's."""
     label = label.format(folder=made)
-    told, found = _calibrated(made, tmp_path / "out", label, "0.75,0.3")
+    shown, found = _calibrated(made, tmp_path / "out", label, "0.75,0.3")
     tested = found["tested"]
     assert [entry["threshold"] for entry in tested] == list(THRESHOLDS[: len(tested)])
     for entry in (tested[0], tested[-1]):
@@ -166,8 +166,8 @@ def test_risks_are_those_of_the_methods_answers(label: str, made: Path, tmp_path
     safe = [entry["threshold"] for entry in tested if entry["p_value"] <= 0.3]
     assert found["threshold"] == safe[-1]
     how = f"--max-new-tokens {TOKENS} --device cpu --dtype float32"
-    assert f"{label[:-1]},threshold={safe[-1]:g}]' {how}\n" in told
-    assert re.search(rf"{tested[0]['threshold']}\b.* {tested[0]['risk']:.4f} .*\b12\b", told)
+    assert f"{label[:-1]},threshold={safe[-1]:g}]' {how}\n" in shown
+    assert re.search(rf"{tested[0]['threshold']}\b.* {tested[0]['risk']:.4f} .*\b12\b", shown)
 
 
 def test_modules_of_an_exact_mode_are_not_calibrated(made: Path, tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> No
     weights["classifier.1.bias"] += 1000.0
     save_file(weights, folder / "modules.safetensors")
     words = (*_words(made), "--out", tmp_path / "out", "--calibrate", "0.2,0.1", *HOW)
-    told = refused("train", f"{label[:-1]},modules={folder}]", *words, id="no_safe_threshold")
-    assert "0.999" in told and "0.2" in told
+    shown = refused("train", f"{label[:-1]},modules={folder}]", *words, id="no_safe_threshold")
+    assert "0.999" in shown and "0.2" in shown
     assert json.loads((tmp_path / "out" / "calibration.json").read_text())["threshold"] is None
 
 
@@ -231,5 +231,5 @@ def test_what_cannot_be_calibrated_is_refused_before_weights_are_loaded(
     tmp_path: Path,
     no_weights: None,
 ) -> None:
-    told = refused("train", label, *_words(made), "--out", tmp_path / "out", *arguments, id=id)
-    assert all(fact in told for fact in facts), told
+    shown = refused("train", label, *_words(made), "--out", tmp_path / "out", *arguments, id=id)
+    assert all(fact in shown for fact in facts), shown

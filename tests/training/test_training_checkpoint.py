@@ -39,11 +39,11 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
     """Removing the oldest one is the last moment: then the new one is already there."""
     for step in (1, 2):
         save_checkpoint(tmp_path, state(step))
-    with monkeypatch.context() as patch, pytest.raises(UserError) as told:
+    with monkeypatch.context() as patch, pytest.raises(UserError) as shown:
         patch.setattr(*failing(broken))
         save_checkpoint(tmp_path, state(3))
-    message, last = told.value.message, 3 if broken == "shutil.rmtree" else 2
-    assert told.value.id == "cannot_write" and "No space left on device" in message and "--resume" in message
+    message, last = shown.value.message, 3 if broken == "shutil.rmtree" else 2
+    assert shown.value.id == "cannot_write" and "No space left on device" in message and "--resume" in message
     assert re.search(r"\d MB", message)
     assert re.findall(r"step-\d+", message)[-1] == f"step-000000{last}"
     assert loaded(tmp_path).weights["w"].tolist() == [float(last)] * 2
@@ -72,9 +72,9 @@ def test_a_write_that_is_refused_half_way_leaves_nothing_behind(tmp_path: Path, 
 
 def test_a_full_disk_before_the_first_checkpoint_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as shown:
         save_checkpoint(tmp_path, state(1))
-    assert told.value.id == "cannot_write" and "--resume" not in told.value.message
+    assert shown.value.id == "cannot_write" and "--resume" not in shown.value.message
     assert names(tmp_path) == []
 
 

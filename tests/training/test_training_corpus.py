@@ -1,4 +1,4 @@
-"""Training data: what is read from where, what is held out, and what a broken line is told."""
+"""Training data: what is read from where, what is held out, and how a broken line is refused."""
 
 from __future__ import annotations
 
@@ -206,16 +206,16 @@ def test_long_answers_are_cut_after_a_sentence() -> None:
 
 
 class FakeLibrary:
-    """Stands for `datasets`; `told` are the arguments of load_dataset, `found` what it gives or raises."""
+    """Stands for `datasets`; `given` are the arguments of load_dataset, `found` what it gives or raises."""
 
     config = SimpleNamespace(HF_DATASETS_CACHE="nowhere")
 
     def __init__(self, found: dict[str, list[dict[str, Any]]] | Exception) -> None:
         self._found = found
-        self.told: list[object] = []
+        self.given: list[object] = []
 
     def load_dataset(self, *arguments: object) -> dict[str, list[dict[str, Any]]]:
-        self.told += arguments
+        self.given += arguments
         if isinstance(self._found, Exception):
             raise self._found
         return self._found
@@ -236,7 +236,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLibrary]:
 def test_a_data_set_of_the_hub_is_read_by_its_name_and_its_splits(use: Callable[..., FakeLibrary]) -> None:
     library = use({"train_sft": [{"messages": CHAT}], "test_sft": ROWS})
     train, test = read_parts(["owner/chats:short"])
-    assert library.told == ["owner/chats", "short"]
+    assert library.given == ["owner/chats", "short"]
     assert (train.name, train.held_out, test.held_out) == ("owner/chats:short[train_sft]", False, True)
     assert train.records == [Record.chat("owner/chats", "Hi", "Hello")]
     assert test.records[1] == Record.plain("owner/chats", "Once")
@@ -262,7 +262,7 @@ def test_an_unreadable_data_set_fails(
     library = use(found, reachable)
     with refused(id, *facts):
         list(read_parts(["owner/chats"]))
-    assert bool(library.told) is reachable
+    assert bool(library.given) is reachable
 
 
 def test_without_the_library_an_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def test_a_model_agrees_with_its_own_greedy_text() -> None:
     """Six tokens: the prefill gives the first and the target's bonus the last, so a draft of four is all there is."""
     model = tiny_model("llama", dtype=torch.float32)
     text = ids([1, 5, 9, *said(model, [1, 5, 9], 6)])
-    told = drafting(model, [Document("own", (Turn(text[:3], text[3:]),))])
-    assert told == {"greedy_agreement": Tally(6, 6), "acceptance_4": Tally(4, 4)}
+    shown = drafting(model, [Document("own", (Turn(text[:3], text[3:]),))])
+    assert shown == {"greedy_agreement": Tally(6, 6), "acceptance_4": Tally(4, 4)}
     text[5] = (text[5] + 1) % 90
     assert drafting(model, [Document("own", (Turn(text[:3], text[3:]),))])["greedy_agreement"].right < 6
 
@@ -180,5 +180,5 @@ def test_a_draft_model_trained_with_exits_says_so_and_leaves_by_them(trained: Pa
 def test_a_start_that_is_not_allowed_is_refused(
     trained: Path, tmp_path: Path, arguments: tuple[object, ...], id: str, facts: tuple[str, ...]
 ) -> None:
-    told = refused(*words(trained), "--out", tmp_path / "out", "--steps", 1, *arguments, id=id)
-    assert all(fact in told for fact in facts), told
+    shown = refused(*words(trained), "--out", tmp_path / "out", "--steps", 1, *arguments, id=id)
+    assert all(fact in shown for fact in facts), shown

@@ -185,8 +185,8 @@ def not_trained(folder: Path, out: Path, label: str, id: str, data: Path | None 
 def test_what_knows_no_encoders_is_refused_early(words: tuple[object, ...], weightless: Path, tmp_path: Path) -> None:
     model = "--init-from" if words[1] == "target" else "--model"
     files = (model, weightless / "t5", "--data", weightless / "data", "--out", tmp_path / "out")
-    told = refused(*words, *files, "--steps", 1, *COMMON, id="encoder_not_supported")
-    assert "t5" in told and "auto_exit, deed, early_exit" in told
+    shown = refused(*words, *files, "--steps", 1, *COMMON, id="encoder_not_supported")
+    assert "t5" in shown and "auto_exit, deed, early_exit" in shown
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_options_that_do_not_fit_are_refused_early(
     label: str, facts: tuple[str, ...], weightless: Path, tmp_path: Path
 ) -> None:
     """They were refused after the weights had been read, and by then prompts may have been answered."""
-    told = not_trained(weightless, tmp_path, label, "label_cannot_run")
-    assert all(fact in told for fact in (label, "t5", *facts)), told
+    shown = not_trained(weightless, tmp_path, label, "label_cannot_run")
+    assert all(fact in shown for fact in (label, "t5", *facts)), shown
 
 
 def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_early(weightless: Path, tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_a_second_stage_on_modules_of_a_smaller_target_is_refused_early(weightle
     assert isinstance(method, Trainable)
     save_modules(tmp_path / "exits", untrained(method, other), facts_of(label, method, other))
     second = label.replace("]", f",modules={tmp_path / 'exits'}]")
-    told = not_trained(weightless, tmp_path, second, "modules_of_other_target")
-    assert "tiny (3 layers of 32, vocabulary 320)" in told and "4 layers of 32, vocabulary 320" in told
+    shown = not_trained(weightless, tmp_path, second, "modules_of_other_target")
+    assert "tiny (3 layers of 32, vocabulary 320)" in shown and "4 layers of 32, vocabulary 320" in shown
 
 
 def test_plain_texts_have_no_prompt_that_an_encoder_could_read(weightless: Path, tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_plain_texts_have_no_prompt_that_an_encoder_could_read(weightless: Path,
 
 @pytest.mark.parametrize("label", ["deed", "early_exit[head=trained,exits=1+3]"])
 def test_modules_learn_from_what_the_target_answers_itself(label: str, tmp_path: Path) -> None:
-    """From the command line; plain texts of the data are left out, and that is told."""
+    """From the command line; plain texts of the data are left out, and that is shown."""
     write_data(tmp_path / "data")
     random_folder(tmp_path / "t5")
     words = ("--model", tmp_path / "t5", "--data", tmp_path / "data", "--out", tmp_path / "modules", "--steps", 2)
     own = ("--self-distil", 6, "--answer-tokens", 6)
-    told = " ".join(done("train", label, *words, *own, *BATCHES, *COMMON).split())
-    assert re.search(r"\b36 .*\b15 .*\bt5\b", told)
+    shown = " ".join(done("train", label, *words, *own, *BATCHES, *COMMON).split())
+    assert re.search(r"\b36 .*\b15 .*\bt5\b", shown)
     facts = json.loads((tmp_path / "modules" / "modules.json").read_text())
     assert facts["target"]["weights_sha256"] == Target.load(tmp_path / "t5").weights_sha256
     (answers,) = (tmp_path / "modules" / "own_text").glob("*.jsonl")
@@ -274,10 +274,10 @@ def test_longer_rows_are_advised_only_where_the_context_has_room(
     files = ("--data", tmp_path / "train.jsonl", "--data", tmp_path / "val.jsonl", "--out", tmp_path / "out")
     rows = ("--row-tokens", row_tokens, "--micro-rows", 1, "--batch-tokens", row_tokens)
     words = ("--model", tmp_path / "t5", *files, "--steps", 1, "--self-distil", 0, *rows, *COMMON)
-    told = " ".join(done("train", "deed", *words).split())
+    shown = " ".join(done("train", "deed", *words).split())
     keep = f"; rows of more than {row_tokens} tokens keep them"
-    assert f"1 answers have a prompt that does not fit into a row and are left out{keep if advised else '.'}" in told
-    assert (keep in told) == advised
+    assert f"1 answers have a prompt that does not fit into a row and are left out{keep if advised else '.'}" in shown
+    assert (keep in shown) == advised
     assert json.loads((tmp_path / "out" / "training.json").read_text())["outcome"]["tokens_are"] == "decoder tokens"
 
 

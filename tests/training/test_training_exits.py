@@ -24,8 +24,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a target of random weights, and trained exits for it."""
     folder = tmp_path_factory.mktemp("exits")
     with_target(folder)
-    told = _train(folder, "early_exit[head=trained,exits=1+2]", "exits")
-    assert f"--method 'early_exit[modules={folder / 'exits'},head=trained,exits=1+2]'" in told
+    shown = _train(folder, "early_exit[head=trained,exits=1+2]", "exits")
+    assert f"--method 'early_exit[modules={folder / 'exits'},head=trained,exits=1+2]'" in shown
     return folder
 
 
@@ -75,5 +75,5 @@ def test_the_first_stage_that_an_error_names_can_be_trained(label: str, tmp_path
 
 def test_modules_of_other_exits_are_refused_before_a_model_is_loaded(made: Path) -> None:
     words = ("--model", made / "target", "--method", f"early_exit[head=trained,modules={made / 'exits'},exits=1+4]")
-    told = refused("run", *words, id="exits_not_trained")
-    assert re.search(r"\b1\+2\b.*\b4\b", told)
+    shown = refused("run", *words, id="exits_not_trained")
+    assert re.search(r"\b1\+2\b.*\b4\b", shown)

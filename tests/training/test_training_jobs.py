@@ -72,9 +72,9 @@ def test_chats_that_no_row_has_room_for_are_told(data: Path, tmp_path: Path) -> 
     long = json.dumps({"instruction": "the dog " * 700, "output": "Yes"})
     for name in ("train.jsonl", "val.jsonl"):
         (folder / name).write_text(f"{(folder / name).read_text()}\n{long}\n{long}")
-    told = done("reference", "target", "--data", folder, "--out", tmp_path / "out", "--steps", 1, *SIZES, *COMMON)
-    assert "2 answers" in told and "128 tokens" in told
-    assert "2 held-out chats" in told
+    shown = done("reference", "target", "--data", folder, "--out", tmp_path / "out", "--steps", 1, *SIZES, *COMMON)
+    assert "2 answers" in shown and "128 tokens" in shown
+    assert "2 held-out chats" in shown
 
 
 def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path, tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_an_earlier_run_is_not_overwritten_but_resumed(data: Path, target: Path,
     assert "--resume" in refused(*arguments, id="out_not_empty")
     assert "nothing to resume yet" in done(*arguments, "--resume")
     assert (out / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
-    told = refused(*arguments, "--resume", "--seed", 1, id="other_training")
-    assert "seed: 0" in told and " 1 " in told
+    shown = refused(*arguments, "--resume", "--seed", 1, id="other_training")
+    assert "seed: 0" in shown and " 1 " in shown
 
 
 def test_epochs_are_turned_into_steps_over_all_stages() -> None:
@@ -128,8 +128,8 @@ def test_a_failed_packing_leaves_the_pack_as_is(target: Path, tmp_path: Path, mo
     monkeypatch.chdir(pack / "tiny")
     refused(*packing, id="already_packed")
     monkeypatch.chdir(target)
-    told = refused(*packing, "--draft", "nosuch", id="draft_not_packed")
-    assert "'nosuch'" in told and "tiny" in told
+    shown = refused(*packing, "--draft", "nosuch", id="draft_not_packed")
+    assert "'nosuch'" in shown and "tiny" in shown
     copy, copied = shutil.copyfile, 0
 
     def copy_three(source: Path, place: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_failed_packing_leaves_the_pack_as_is(target: Path, tmp_path: Path, mo
             full_disk()
 
     monkeypatch.setattr(shutil, "copyfile", copy_three)
-    told = refused(*packing, id="cannot_write")
-    assert "tiny" in told and "OSError: [Errno 28] No space left" in told
+    shown = refused(*packing, id="cannot_write")
+    assert "tiny" in shown and "OSError: [Errno 28] No space left" in shown
     assert _contents(pack) == before
     monkeypatch.setattr(shutil, "copyfile", copy)
     with monkeypatch.context() as patch:

@@ -165,8 +165,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data, a target of random weights, and heads trained for it on its own text."""
     folder = tmp_path_factory.mktemp("modules")
     words = (*with_target(folder), "--out", folder / "heads")
-    told = done("train", "medusa[heads=2]", *words, "--self-distil", 6, "--answer-tokens", 6, *BATCHES, *COMMON)
-    assert f"--method 'medusa[modules={folder / 'heads'},heads=2]'" in told
+    shown = done("train", "medusa[heads=2]", *words, "--self-distil", 6, "--answer-tokens", 6, *BATCHES, *COMMON)
+    assert f"--method 'medusa[modules={folder / 'heads'},heads=2]'" in shown
     return folder
 
 
@@ -190,8 +190,8 @@ def test_their_facts_say_what_they_are_for_and_how_good_they_are(trained: Path) 
 def test_shared_heads_are_trained_and_stored_without_lm_heads(trained: Path, tmp_path: Path) -> None:
     """Two blocks of 32 * 33 parameters; the facts say by which option they decode."""
     words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "heads", "--steps", 2)
-    told = done("train", "medusa[heads=2,head=shared]", *words, *BATCHES, *COMMON)
-    assert f"--method 'medusa[modules={tmp_path / 'heads'},heads=2,head=shared]'" in told
+    shown = done("train", "medusa[heads=2,head=shared]", *words, *BATCHES, *COMMON)
+    assert f"--method 'medusa[modules={tmp_path / 'heads'},heads=2,head=shared]'" in shown
     weights = load_file(tmp_path / "heads" / "modules.safetensors")
     assert sum(weight.numel() for weight in weights.values()) == 2 * 32 * 33
     assert all(weight.any() for weight in weights.values())
@@ -217,13 +217,13 @@ def test_only_the_model_itself_goes_to_the_device(trained: Path, monkeypatch: py
 
 
 def own_text_of(trained: Path, out: Path, corpus: Corpus, prompts: int) -> tuple[TrainingText, list[str]]:
-    """Text for a run on `prompts` own answers, and what is told of it."""
-    model, told = str(trained / "target"), list[str]()
+    """Text for a run on `prompts` own answers, and what is printed of it."""
+    model, shown = str(trained / "target"), list[str]()
     options = TeacherOptions(
         (), out, model=model, row_tokens=64, batch_tokens=256, self_distil=prompts, answer_tokens=6
     )
-    files, job_context = find_target(model), JobContext(lambda: 0.0, Provenance("", "", {}), notify=told.append)
-    return TrainingText(files, chat_of(files), corpus, options, job_context), told
+    files, job_context = find_target(model), JobContext(lambda: 0.0, Provenance("", "", {}), notify=shown.append)
+    return TrainingText(files, chat_of(files), corpus, options, job_context), shown
 
 
 RED, BLUE = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is blue?", "B")
@@ -232,15 +232,15 @@ RED, BLUE = Record.chat("unit", "Who is red?", "A"), Record.chat("unit", "Who is
 def test_a_prompt_that_is_held_out_is_not_answered_for_training(trained: Path, tmp_path: Path) -> None:
     """The target's greedy answer would be the same, so the yardsticks would be about text that was learnt."""
     corpus = Corpus([BLUE, Record.chat("unit", "Who is red?", "other")], {"instruct": [RED]}, {})
-    text, told = own_text_of(trained, tmp_path, corpus, 9)
+    text, shown = own_text_of(trained, tmp_path, corpus, 9)
     text.load_target({})
-    assert len(told) == 1 and "1 prompts" in told[0] and "--self-distil 9" in told[0]
+    assert len(shown) == 1 and "1 prompts" in shown[0] and "--self-distil 9" in shown[0]
 
 
 def test_with_the_reference_mix_half_of_the_prompts_are_requests(trained: Path, tmp_path: Path) -> None:
-    text, told = own_text_of(trained, tmp_path, Corpus([BLUE], {"instruct": [RED]}, {}, ReferenceRecipe()), 6)
+    text, shown = own_text_of(trained, tmp_path, Corpus([BLUE], {"instruct": [RED]}, {}, ReferenceRecipe()), 6)
     text.data(text.load_target({})[0])
-    assert len(told) == 1 and "4 prompts" in told[0] and "--self-distil 6" in told[0]
+    assert len(shown) == 1 and "4 prompts" in shown[0] and "--self-distil 6" in shown[0]
     assert "half made by rule" in text.described and "half to requests" in text.fact
 
 
@@ -250,9 +250,9 @@ def test_what_is_lost_by_the_settings_is_told(trained: Path, tmp_path: Path) -> 
     (tmp_path / "long.jsonl").write_text(json.dumps({"messages": said * 3}))
     words = ("--model", trained / "target", "--data", trained / "data", "--data", tmp_path / "long.jsonl")
     sizes = ("--row-tokens", 64, "--micro-rows", 2, "--batch-tokens", 300, "--steps", 1)
-    told = done("train", "medusa[heads=1]", *words, "--out", tmp_path / "out", *sizes, *COMMON)
-    assert all(fact in told for fact in ("256 tokens", "--batch-tokens 300", " 128")), told
-    assert re.search(r"\d answers", told)
+    shown = done("train", "medusa[heads=1]", *words, "--out", tmp_path / "out", *sizes, *COMMON)
+    assert all(fact in shown for fact in ("256 tokens", "--batch-tokens 300", " 128")), shown
+    assert re.search(r"\d answers", shown)
 
 
 def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp_path: Path) -> None:
@@ -261,8 +261,8 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 50}))
     words = ("--model", folder, "--data", trained / "data", "--out", tmp_path / "out", "--steps", 1)
     for part, *rows in (("medusa", *BATCHES), ("draft", *BATCHES), ("moe",)):
-        told = refused("reference" if part == "moe" else "train", part, *words, *rows, id="other_vocabulary")
-        assert "320" in told and "50" in told
+        shown = refused("reference" if part == "moe" else "train", part, *words, *rows, id="other_vocabulary")
+        assert "320" in shown and "50" in shown
 
 
 def test_the_run_resumes_only_as_it_was(trained: Path) -> None:

@@ -115,14 +115,14 @@ def test_other_settings_and_other_weights_have_files_of_their_own(target: Frozen
 
 
 def test_batches_are_told_and_prompts_without_room_are_left_out(target: FrozenTarget, tmp_path: Path) -> None:
-    told: list[Answered] = []
+    shown: list[Answered] = []
     prompts = [*PROMPTS[:3], (Message("user", "park " * 200),)]
     text = own(target, tmp_path, replace(GREEDY, rows=2))
-    assert len(text.documents(prompts, told.append)) == 3
-    assert [(each.done, each.of) for each in told] in ([(2, 3), (3, 3)], [(1, 3), (3, 3)])
-    assert told[-1].tokens_per_s > 0
+    assert len(text.documents(prompts, shown.append)) == 3
+    assert [(each.done, each.of) for each in shown] in ([(2, 3), (3, 3)], [(1, 3), (3, 3)])
+    assert shown[-1].tokens_per_s > 0
     with refused("answers_too_long", "200 tokens", "--answer-tokens"):
-        own(target, tmp_path, replace(GREEDY, new_tokens=200)).documents(prompts, told.append)
+        own(target, tmp_path, replace(GREEDY, new_tokens=200)).documents(prompts, shown.append)
 
 
 def test_prompts_are_picked_by_the_weight_of_their_source_and_never_twice() -> None:

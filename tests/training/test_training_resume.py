@@ -102,8 +102,8 @@ def test_a_refused_resume_changes_nothing(
         tiny_folder(home / "other", seed=1)
     changed = tuple(home / word if word in ("random", "other") else word for word in changed)
     before = contents(home / part)
-    told = refused(*PARTS[part](home), "--out", home / part, *changed, "--resume", id="other_training")
-    assert all(fact in told for fact in facts), told
+    shown = refused(*PARTS[part](home), "--out", home / part, *changed, "--resume", id="other_training")
+    assert all(fact in shown for fact in facts), shown
     assert contents(home / part) == before
 
 
@@ -137,8 +137,8 @@ def test_a_head_saved_beside_the_embedding_that_it_is_tied_to_is_no_weight_too_m
 @pytest.mark.parametrize("resume", [(), ("--resume",)], ids=["anew", "resume"])
 def test_a_users_own_file_is_not_overwritten(home: Path, tmp_path: Path, name: str, resume: tuple[str, ...]) -> None:
     (tmp_path / name).write_text("my own")
-    told = refused(*target(home), "--out", tmp_path, *resume, id="out_not_empty")
-    assert f" {name} " in told and "--out" in told
+    shown = refused(*target(home), "--out", tmp_path, *resume, id="out_not_empty")
+    assert f" {name} " in shown and "--out" in shown
     assert (tmp_path / name).read_text() == "my own"
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
@@ -180,7 +180,7 @@ def test_two_runs_do_not_train_into_one_folder(home: Path, tmp_path: Path) -> No
 def test_answers_that_another_run_is_writing_are_waited_for(home: Path, tmp_path: Path) -> None:
     """The second one finds all of them written when the first lets go."""
     found = load_target(find_target(str(home / "random")), torch.device("cpu"), "float32")
-    chat, told = ChatFormat.load(home / "random"), list[str]()
+    chat, shown = ChatFormat.load(home / "random"), list[str]()
     prompts = [(Message("user", f"Who is {color}?"),) for color in COLORS]
     first = OwnText(found, chat, Answering(new_tokens=4), tmp_path, lambda: 0.0)
     expected = [document.turns[0].answer.tolist() for document in first.documents(prompts, lambda answered: None)]
@@ -190,7 +190,7 @@ def test_answers_that_another_run_is_writing_are_waited_for(home: Path, tmp_path
     waiting = threading.Event()
 
     def notify(notice: str) -> None:
-        told.append(notice)
+        shown.append(notice)
         waiting.set()
 
     second, answered = OwnText(found, chat, Answering(new_tokens=4), tmp_path, lambda: 0.0, notify), list[Answered]()
@@ -207,7 +207,7 @@ def test_answers_that_another_run_is_writing_are_waited_for(home: Path, tmp_path
     busy.close()
     thread.join(60)
     assert (got, answered) == (expected, [])
-    assert str(first.path) in told[0]
+    assert str(first.path) in shown[0]
 
 
 TEXTS_ONLY = [{"text": "Once the dog met the cat."}]
@@ -248,8 +248,8 @@ def test_what_can_never_work_is_refused_before_a_model_is_loaded(
     shutil.copy(home / "data" / "val.jsonl", data)
     (data / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
     words = [data if word == home / "data" else word for word in PARTS[part](home)]
-    told = refused(*words, "--out", tmp_path / "out", *changed, id=id)
-    assert all(fact in told for fact in facts), told
+    shown = refused(*words, "--out", tmp_path / "out", *changed, id=id)
+    assert all(fact in shown for fact in facts), shown
 
 
 def test_held_out_records_without_a_prompt_cannot_be_answered(home: Path, tmp_path: Path) -> None:

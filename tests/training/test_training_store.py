@@ -187,17 +187,17 @@ def test_a_second_run_writes_nothing_and_reads_what_the_first_adds(
     target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It read what was there at its start only, and computed the rest again in each epoch."""
-    told: list[str] = []
+    shown: list[str] = []
     with stored(target, tmp_path) as (_, maker):
         maker(batch_of(pieces()[:1], TOKENS, pad_id=0))
-        with TeacherStore(tmp_path, target, LARGE, True, told.append) as second:
+        with TeacherStore(tmp_path, target, LARGE, True, shown.append) as second:
             reader = StoredBatches(target, second)
             computed = reader(batch()).states[2]
-            assert (len(second), len(told)) == (2, 1)
+            assert (len(second), len(shown)) == (2, 1)
             maker(batch())
             monkeypatch.setattr(reader, "_states", None)
             torch.testing.assert_close(reader(batch()).states[2], computed, rtol=1e-3, atol=1e-3)
-            assert (len(second), len(told)) == (3, 1)
+            assert (len(second), len(shown)) == (3, 1)
 
 
 def test_the_most_frequent_tokens_are_drafted(target: FrozenTarget) -> None:
@@ -316,8 +316,8 @@ def test_parts_that_answer_compare_drawn_tokens_of_a_large_vocabulary(
         assert said == [str(drawn)] * bool(drawn)
         assert read_draft_vocabulary(out) is None
     out = tmp_path / "no"
-    told = refused("train", classifier, *words, "--out", out, "--draft-vocabulary", 60, id="no_draft_vocabulary")
-    assert "--draft-vocabulary" in told
+    shown = refused("train", classifier, *words, "--out", out, "--draft-vocabulary", 60, id="no_draft_vocabulary")
+    assert "--draft-vocabulary" in shown
 
 
 def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids(tmp_path: Path) -> None:
@@ -330,5 +330,5 @@ def test_a_second_stage_of_answers_learns_the_whole_vocabulary_and_keeps_the_ids
     assert "over a draft vocabulary" not in (tmp_path / "two" / "README.md").read_text()
     assert facts["method"] == "early_exit"
     out = tmp_path / "three"
-    told = refused("train", second, *words, "--out", out, "--draft-vocabulary", 60, id="no_draft_vocabulary")
-    assert "--draft-vocabulary" in told
+    shown = refused("train", second, *words, "--out", out, "--draft-vocabulary", 60, id="no_draft_vocabulary")
+    assert "--draft-vocabulary" in shown

@@ -125,7 +125,7 @@ def advise(setup: Setup, load: LoadSample, threads: int, gpu: GpuMoment | None =
         )
     if gpu.foreign_processes:
         others = f"{gpu.foreign_processes} other process{'es' if gpu.foreign_processes > 1 else ''}"
-        advice.append(f"on the GPU {others} computed: stop them, or choose another GPU.")
+        advice.append(f"{others} computed on the GPU: stop that work, or choose another GPU.")
     return tuple(advice)
 
 
