@@ -19,7 +19,7 @@ from benchctl.decoding.draft import Draft
 from benchctl.decoding.drafting.stops import Stop
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.method import Chain, Context, Outcome, Speculative, check_options, refuse_options
+from benchctl.decoding.method import Chain, Context, Speculative, check_options, refuse_options
 from benchctl.decoding.model.layers import Parts
 
 Choose = Callable[[int, Tensor], None]
@@ -74,9 +74,6 @@ class SparseCache(Speculative):
             if self._stop.ends(draft_logits, chain.add(draft_logits)):
                 break
         return chain.draft()
-
-    def observe(self, context: Context, outcome: Outcome) -> None:
-        self._stop.learn(len(outcome.draft), len(outcome.verdict.path))
 
     def _begin(self, stream: Stream) -> Choose:
         """Make room in the view, and return what fills a layer of it, when the queries of the first row are known."""

@@ -69,8 +69,8 @@ def _model(model: ModelInfo) -> str:
 def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     """The settings by which two runs cannot be compared; empty when they can.
 
-    Draft models count where both runs have one, trained modules and options where both run their label: a default may
-    have changed between versions, and so what a label without the option stands for.
+    Draft models count where both runs have one; trained modules, code of plug-ins and options where both run their
+    label: a default may have changed between versions, and so what a label without the option stands for.
     """
     settings = zip(_settings(first).items(), _settings(second).values(), strict=True)
     differing = [
@@ -85,6 +85,8 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
         one, other = both = ours[label], theirs[label]
         if one.modules_sha256 and other.modules_sha256 and one.modules_sha256 != other.modules_sha256:
             differing.append(Difference("modules", *(f"{label} {method.modules_sha256[:8]}" for method in both)))
+        if one.source_sha256 and other.source_sha256 and one.source_sha256 != other.source_sha256:
+            differing.append(Difference("code", *(f"{label} {method.source_sha256[:8]}" for method in both)))
         if changed := [name for name, value in one.options.items() if value != other.options.get(name, value)]:
             shown = (" ".join([label, *(f"{name}={method.options[name]}" for name in changed)]) for method in both)
             differing.append(Difference("options", *shown))

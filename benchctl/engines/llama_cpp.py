@@ -36,6 +36,8 @@ class LlamaCpp(Started):
             raise ValueError("draft and ngram are two ways to draft; name one")
         if self.ngram < 0 or self.draft_tokens < 1:
             raise ValueError("ngram must be at least 0 and draft_tokens at least 1")
+        if not (self.draft or self.ngram):
+            self.refuse_options("without draft or ngram", "draft_tokens")
 
     @property
     def has_other_weights(self) -> bool:

@@ -37,6 +37,8 @@ class OpenVINO(Engine):
             raise ValueError("lookup must be at least 0 and draft_tokens at least 1")
         if self.draft and self.lookup:
             raise ValueError("draft and lookup are two ways to draft; name one")
+        if not (self.draft or self.lookup):
+            self.refuse_options("without draft or lookup", "draft_tokens")
         self._pipeline: Any = None
 
     def plain(self) -> OpenVINO:

@@ -27,6 +27,10 @@ class Sglang(Started):
 
     dialect = SglangDialect()
 
+    def __post_init__(self) -> None:
+        if not self.speculative:
+            self.refuse_options("without speculative", "draft", "draft_tokens")
+
     def plain(self) -> Sglang:
         return replace(self, speculative="", draft="", draft_tokens=6)
 

@@ -28,6 +28,10 @@ class Vllm(Started):
 
     dialect = VllmDialect()
 
+    def __post_init__(self) -> None:
+        if not self.speculative:
+            self.refuse_options("without speculative", "draft", "draft_tokens")
+
     def plain(self) -> Vllm:
         return replace(self, speculative="", draft="", draft_tokens=5)
 

@@ -288,13 +288,13 @@ def _suite(contents: _Contents, sources: Sequence[Source], name: str) -> SuiteIn
 
 
 def _temperature(models: Iterable[str]) -> float:
-    """The temperature in the model_ids, as in vicuna-7b-temperature-0.7; 0 where none has one.
+    """The temperature in the model_ids, as in vicuna-7b-temperature-0.7 or sps-temp-1.0; 0 where none has one.
 
     Raises UserError for two temperatures, since a run has one.
     """
     models_of: dict[float, str] = {}
     for model in models:
-        if match := re.search(r"temperature-(\d+(?:\.\d+)?)", model):
+        if match := re.search(r"temp(?:erature)?-(\d+(?:\.\d+)?(?:e-?\d+)?)", model):
             models_of.setdefault(float(match[1]), model)
     if len(models_of) > 1:
         names = ", ".join(models_of.values())

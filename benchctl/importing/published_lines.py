@@ -105,6 +105,8 @@ def _line(path: Path, number: int, text: bytes) -> Line:
         return Line(path, number, msgspec.json.decode(text, type=expected))
     except msgspec.ValidationError as error:
         raise not_as_published(path, number, str(error)) from error
+    except UnicodeDecodeError as error:  # in a field that the first reading skips
+        raise InvalidData("no_object", f"{path}:{number}: is not UTF-8 text. Give the file as written.") from error
 
 
 def not_as_published(path: Path, number: int, problem: str) -> InvalidData:

@@ -114,6 +114,11 @@ def load_suites(settings: PromptSettings, notify: Callable[[str], None]) -> tupl
         load_suite(bench, source=settings.source, limit=settings.limit, notify=notify)
         for bench in dict.fromkeys(settings.benches)
     )
+    names = {suite.name for suite in suites}
+    if twice := next((name for name in names if name.partition("/")[0] in names - {name}), None):
+        raise UserError(
+            "suite_twice", f"The prompts of {twice} are a part of another suite asked for. Name only one of the two."
+        )
     for name, count in Counter(suite.name for suite in suites).items():
         if count > 1:
             raise UserError(

@@ -118,6 +118,12 @@ def _folder_of(model: str) -> Path:
 class Engine(ABC):
     """Base of all engines. Subclasses are dataclasses; their fields are the options of the label."""
 
+    def refuse_options(self, reason: str, *names: str) -> None:
+        """Raises ValueError for an option, of these names, that is not its default: it would have no effect."""
+        for name in names:
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} has no effect {reason}; leave it out")
+
     def check(self, target: str) -> None:  # noqa: B027 optional
         """Raises UserError for what cannot work with this target; asked before its weights are read."""
 

@@ -35,7 +35,7 @@ def settle(
     sizes = [size for size in map(int.__sub__, ends, [0, *ends]) if size]
     arrived_s = tuple(chunk.at_s for chunk in answer.chunks[: len(sizes)])
     reason = _reason(answer, ids[:end], question, limited_by_context)
-    counts, is_wrong = (answer.counts, False) if _is_possible(answer.counts, end) else (Counts(), True)
+    counts, is_wrong = (answer.counts, False) if _is_possible(answer.counts) else (Counts(), True)
     if not drafts and (counts.drafted or 0) > 0:
         raise UserError(
             "baseline_drafts",
@@ -103,7 +103,7 @@ def _reason(answer: Answer, ids: Sequence[int], question: Question, limited_by_c
     )
 
 
-def _is_possible(counts: Counts, tokens: int) -> bool:
+def _is_possible(counts: Counts) -> bool:
     """Whether an engine's counts can be true: none negative, no more accepted than drafted, sums as their parts."""
     given = [counts.steps, counts.drafted, counts.accepted, *(counts.drafted_each or ()), *(counts.accepted_each or ())]
     if any(number is not None and (type(number) is not int or number < 0) for number in given):

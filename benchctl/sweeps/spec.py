@@ -76,6 +76,8 @@ def read_spec(path: Path) -> Spec:
     for name in ("models", "families", "devices"):
         if not getattr(spec, name):
             raise UserError("no_sweep", f"{path}: {name} is empty. Name at least one.")
+    if empty := next((name for name, labels in spec.families.items() if not labels), None):
+        raise UserError("no_sweep", f"{path}: family {empty} has no labels. Name at least one.")
     if spec.sessions < 1:
         raise UserError("no_sweep", f"{path}: sessions must be at least 1.")
     return spec

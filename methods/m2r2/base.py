@@ -30,7 +30,7 @@ class TwoStreamMethod(Method, Trainable):
     rank: int = 64
     alpha: float = 256.0
     training = TrainingDefaults(rate=2e-3, schedule="linear", epochs=5.0)
-    trained_for = ("rate", "alpha")
+    trained_for = ("rate", "alpha", "adapters")
     modules_of = "m2r2"
     default_rate: ClassVar[float] = 0.0
     compared: ClassVar[bool] = True  # whether exits of equal size are trained too

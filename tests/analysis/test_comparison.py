@@ -68,6 +68,14 @@ def test_draft_models_count_only_where_both_runs_have_one() -> None:
     assert differences(one, other) == (Difference("draft", "reference aa", "reference zz"),)
 
 
+def test_the_code_of_a_plug_in_counts_where_both_runs_know_it() -> None:
+    """Two versions of it were sessions of one label."""
+    codes = (replace(method("mine"), source_sha256=sha256) for sha256 in ("", "aa", "zz"))
+    unknown, one, other = (replace(RUN, methods=(*RUN.methods, mine)) for mine in codes)
+    assert differences(unknown, one) == differences(one, one) == ()
+    assert differences(one, other) == (Difference("code", "mine aa", "mine zz"),)
+
+
 def test_trained_modules_count_where_both_runs_have_the_label() -> None:
     heads = (replace(method("medusa"), modules_sha256=sha256) for sha256 in ("aa", "zz"))
     one, other = (replace(RUN, methods=(*RUN.methods, medusa)) for medusa in heads)

@@ -212,6 +212,15 @@ def test_names_are_identifiers_and_unique() -> None:
     assert len(set(names)) == len(names) and all(name.isidentifier() for name in names)
 
 
+def test_a_prompt_of_which_a_time_is_missing_has_no_speed_up_of_its_own(frame: pd.DataFrame) -> None:
+    """Missing seconds were a sum of 0, so the mean was 0 or infinite."""
+    pairs = pair(frame, DRAFTED, BASELINE)
+    assert [_value(speed.MEAN_SPEEDUP, pairs.assign(**{name: None})) for name in ("whole_s", "whole_s_baseline")] == [
+        None,
+        None,
+    ]
+
+
 def test_nothing_measured_has_no_value(frame: pd.DataFrame) -> None:
     nothing = pair(frame, "missing", BASELINE)
     assert [_value(metric, nothing) for metric in FREE] == [None] * len(FREE)

@@ -183,7 +183,8 @@ def test_least_stale_evicts_stale_experts_first_and_of_them_the_one_whose_layer_
     policy.reach(0)
     policy.loaded(Key(0, 1))
     policy.reach(1)
-    assert policy.victim([*first, Key(0, 1)]) == Key(0, 0)  # stale, and passed: needed again in the next pass only
+    assert policy.victim([*first, Key(0, 1)]) == Key(1, 0)  # stale, and not needed in its layer: a pass is between
+    assert policy.victim([first[0], first[2], Key(0, 1)]) == Key(0, 0)  # stale, and passed
     assert policy.victim([first[2], Key(0, 1)]) == first[2]  # stale, though its layer is next; the other is current
 
 

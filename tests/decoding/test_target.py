@@ -43,6 +43,13 @@ def test_a_conversation_is_written_by_the_chat_template_once_and_asks_for_an_ans
     assert tokenizer.decode_text(ids) == "Once upon\na time\n"
 
 
+def test_a_chat_template_that_asks_for_the_date_gets_the_same_every_day(folder: Path) -> None:
+    """Else a run that is resumed the next day holds answers to other prompts against its baseline."""
+    tokenizer = load_tokenizer(folder)
+    tokenizer._tokenizer.chat_template = "{% set date = strftime_now('%d %b %Y') %}{{ date }}"
+    assert tokenizer.encode_chat(MESSAGES) == tokenizer.encode_text("26 Jul 2024")
+
+
 def test_without_a_chat_template_messages_are_joined_after_the_first_token(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny_folder(tmp_path / "plain", chat=False))
     ids = tokenizer.encode_chat(MESSAGES)

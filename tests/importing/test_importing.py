@@ -1,6 +1,7 @@
 """Published answer files give the figures that were published, and what they do not tell stays unknown."""
 
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from statistics import stdev
@@ -19,6 +20,7 @@ from benchctl.analysis.metrics.speed import DECODE_SPEEDUP, SOUND_SPEEDUP, SPEED
 from benchctl.analysis.tables.text import render
 from benchctl.errors import InvalidData
 from benchctl.importing.gather import Imported, Source, Terms, gather
+from benchctl.judging.items import pairs_of
 from benchctl.records.writer import Writer, read
 
 MEDUSA_7B = "medusa-vicuna-7b-v1.3{}-temperature-0.0-posterior_threshold-0.09-posterior_alpha-0.3"
@@ -235,6 +237,8 @@ def test_answers_of_two_temperatures_are_no_one_run(tmp_path: Path) -> None:
         _write(tmp_path / f"{name}.jsonl", _answer(1, f"medusa-{name}", wall_time=[len(name), int(name[-1])]))
         for name in ("7b-temperature-0.0", "7b-temperature-0.7", "7b-1")
     )
+    spec_bench = _write(tmp_path / "sps.jsonl", _answer(1, "medusa-vicuna-float16-temp-0.7", wall_time=[3.0, 1.0]))
+    assert _gather(spec_bench).run.temperature == 0.7
     with refused("several_temperatures", "medusa-7b-temperature-0.0", "medusa-7b-temperature-0.7"):
         _gather(greedy, sampled)
     with refused("several_temperatures"):
@@ -403,6 +407,22 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, text: str) -> None:
         _gather(path)
     out = tmp_path / "out.jsonl"
     assert (_import(path, "--out", out).exit_code, out.exists()) == (3, False)
+
+
+def test_bytes_that_are_no_text_are_named_in_any_field(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(json.dumps(_judgement()).encode() + b"\n" + json.dumps(_judgement(judgment="?")).encode())
+    path.write_bytes(path.read_bytes().replace(b'"?"', b'"\xff"'))
+    with refused("no_object", "j.jsonl:2"):
+        _gather(path)
+
+
+def test_judgements_without_their_answers_are_not_judged_again(tmp_path: Path) -> None:
+    """Their empty texts are equal, so every pair was a tie."""
+    judged, out = _write(tmp_path / "j.jsonl", _judgement(), _judgement(model="other")), tmp_path / "out.jsonl"
+    ok(_import(judged, "--suite", "mt-bench", "--out", out))
+    with refused("nothing_to_judge", "Import the files of answers too"):
+        list(pairs_of(read(out), {}, read(out).run.baseline, Counter(), alone=False))
 
 
 def test_wrong_usage_says_what_to_do(tmp_path: Path) -> None:

@@ -211,6 +211,13 @@ def test_leaving_out_every_prompt_is_refused(settings: ask.RunSettings, long_pro
         quiet_check(replace(settings, prompts=ask.PromptSettings(benches=(str(long_prompts),), long_prompts="skip")))
 
 
+def test_a_suite_and_a_category_of_it_are_refused(settings: ask.RunSettings) -> None:
+    """Their prompts would count twice, as if they were independent."""
+    benches = ("tasks/repeat", "tasks")
+    with refused("suite_twice", "tasks/repeat"):
+        quiet_check(replace(settings, prompts=ask.PromptSettings(benches=benches, limit=2)))
+
+
 def test_two_files_of_one_name_are_refused(settings: ask.RunSettings, run_folder: Path, tmp_path: Path) -> None:
     """Their rows would carry the same suite and ids."""
     copy = tmp_path / "three.jsonl"

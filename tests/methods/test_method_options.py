@@ -320,6 +320,12 @@ def test_a_target_of_one_layer_has_no_exit_gate_or_routed_block() -> None:
         ("specee[predictor=none]", "specee", "modules_missing", "predictor"),
         ("m2r2[gates=1+2,features=last]", "m2r2[gates=1+2]", "trained_with_other_option", "features=last"),
         ("m2r2[gates=1,features=last]", "m2r2_dynamic[gates=1]", "trained_with_other_option", "features=last"),
+        (
+            "m2r2[gates=1,adapters=bottleneck]",
+            "m2r2[gates=1,adapters=hybrid]",
+            "trained_with_other_option",
+            "adapters=bottleneck",
+        ),
         ("medusa", "medusa[heads=4]", "trained_for_fewer", "heads=4"),
         ("medusa", "medusa[head=shared]", "trained_with_other_option", "head=own"),
         ("medusa[head=shared]", "medusa", "trained_with_other_option", "head=shared"),

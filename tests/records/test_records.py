@@ -77,6 +77,8 @@ def test_a_last_line_that_is_whole_and_wrong_was_not_torn_and_stays(path: Path, 
         ({"suites": (replace(RUN.suites[0], prompts=3),)}, "other_settings", r"suites.*koala.*\b20\b.*koala.*\b3\b"),
         ({"suites": (replace(RUN.suites[0], exact_answers={"p0": ("4",)}),)}, "other_settings", "suites"),
         ({"batch_size": 2}, "other_settings", r"batch_size.*\b1\b.*\b2\b"),
+        ({"commit": "5f53035"}, "other_settings", "commit.*5f53035"),
+        ({"versions": {"torch": "3"}}, "other_settings", "versions.*torch"),
         ({"machine": {"cpu": "B", "gpu": ""}}, "other_machine", r"\bcpu\b"),
     ],
 )

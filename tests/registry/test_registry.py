@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from refusals import refused
@@ -97,6 +98,23 @@ def test_a_package_is_a_method_and_a_folder_without_init_is_none(tmp_path: Path)
     (tmp_path / "fake_methods" / "three_step" / "steps.py").write_text(source)
     assert registry.builtin_names() == ("misnamed", "three_step", "two_step")
     assert registry.build("three_step[heads=2]").heads == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("module", "changed"), [("mine.core", True), ("core", False)])
+def test_the_hash_of_a_method_is_of_its_file_or_of_all_files_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, changed: bool
+) -> None:
+    """Also where the class is in another file of the package than the first."""
+    core, helper = tmp_path / "core.py", tmp_path / "helper.py"
+    core.write_text("core")
+    helper.write_text("first")
+    holder = ModuleType(f"benchctl.methods.{module}")
+    holder.__file__ = str(core)
+    monkeypatch.setitem(sys.modules, holder.__name__, holder)
+    monkeypatch.setattr(registry, "method_class", lambda name: type("Mine", (), {"__module__": holder.__name__}))
+    before = registry.source_sha256("mine")
+    helper.write_text("second")
+    assert (registry.source_sha256("mine") != before) == changed
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,21 @@ def ask(engine: Engine, most: int = len(TOKENS), drafts: bool = True) -> Generat
     return settle(engine.answer(question), question, drafts=drafts, limited_by_context=False, vocabulary=99)
 
 
+@pytest.mark.parametrize(
+    ("label", "option"),
+    [
+        ("vllm[draft=some/eagle]", "draft"),
+        ("sglang[draft_tokens=3]", "draft_tokens"),
+        ("llama_cpp[draft_tokens=8]", "draft_tokens"),
+        ("openvino[draft_tokens=8]", "draft_tokens"),
+    ],
+)
+def test_an_engine_that_does_not_draft_has_no_options_of_drafting(label: str, option: str) -> None:
+    """It would be the baseline under another label."""
+    with refused("bad_option_value", f"{option} has no effect"):
+        build_engine(parse_label(label))
+
+
 def asked_of(dialect: str, *misbehaves: str, limit_s: float = 5.0) -> Generation:
     """The answer of a server that speculates."""
     with FakeEngine(dialect, speculating, *misbehaves) as server:

@@ -72,6 +72,7 @@ def test_a_thousand_runs_have_names_of_their_own_and_are_the_same_in_every_plan(
     ("changes", "id"),
     [
         ({"models": []}, "no_sweep"),
+        ({"families": {"own": []}}, "no_sweep"),
         ({"sessions": 0}, "no_sweep"),
         ({"sessions": "many"}, "no_sweep"),
         ({"machines": 3}, "no_sweep"),

@@ -18,7 +18,7 @@ def _of_prompt(pairs: pd.DataFrame) -> pd.Series:
 
 def _speedup_of_prompt(pairs: pd.DataFrame) -> pd.Series:
     """The speed-up of each prompt in each session, over its turns and repeats, spread evenly over its pairs."""
-    times = pairs.groupby(_PROMPT)[["whole_s_baseline", "whole_s"]].transform("sum").astype(float)
+    times = pairs.groupby(_PROMPT)[["whole_s_baseline", "whole_s"]].transform("sum", skipna=False).astype(float)
     return times["whole_s_baseline"] / times["whole_s"] * _of_prompt(pairs)
 
 

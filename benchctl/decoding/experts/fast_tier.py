@@ -95,7 +95,7 @@ class LeastStale(Policy):
 
     def victim(self, candidates: Collection[Key]) -> Key:
         def rank(key: Key) -> tuple[bool, int, int]:
-            return self._touched[key] == self._pass, -((key.layer - self._layer) % self._layers), self._last[key]
+            return self._touched[key] == self._pass, -((key.layer - self._layer - 1) % self._layers), self._last[key]
 
         return min(candidates, key=rank)
 

@@ -141,7 +141,7 @@ class TargetTokenizer:
         Without a chat template the contents are joined by blank lines, after the tokenizer's own first token if any.
         """
         if self._tokenizer.chat_template:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = chat_text(self._tokenizer, list(messages), ask=True)
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         else:
             ids = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
@@ -157,6 +157,18 @@ class TargetTokenizer:
     def decode_text(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def chat_text(tokenizer: Any, messages: list[Any], ask: bool) -> str:
+    """A conversation by the chat template, with the request for an answer if ``ask``.
+
+    A template that asks for today's date, as Llama 3.2's does, gets a fixed one: else prompts would change by the day.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, str) and "strftime_now" in template:
+        template = "{%- macro strftime_now(form) %}26 Jul 2024{% endmacro %}" + template
+    given = {"chat_template": template} if isinstance(template, str) else {}  # some tokenizers have several by name
+    return str(tokenizer.apply_chat_template(messages, **given, tokenize=False, add_generation_prompt=ask))
 
 
 @cache

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchctl.decoding.model.tokenizer import from_pretrained, load_tokenizer, token_texts, tokenizer_text
+from benchctl.decoding.model.tokenizer import chat_text, from_pretrained, load_tokenizer, token_texts, tokenizer_text
 from benchctl.errors import UserError
 from benchctl.training.data.packing import Document, Tokens, Turn, token_dtype
 
@@ -239,14 +239,13 @@ class ChatFormat:
             return "\n\n".join(message.content for message in messages)
         fields = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text = self._tokenizer.apply_chat_template(fields, tokenize=False, add_generation_prompt=ask)
+            return chat_text(self._tokenizer, fields, ask)
         except Exception as error:  # a template raises whatever its author or its mistakes make it raise
             raise UserError(
                 "refused_by_chat_template",
                 f"the chat template of the target refuses this chat: {error}. Change or leave out the record that "
                 f"begins with {messages[0].role}: {messages[0].content[:60]!r}",
             ) from error
-        return str(text)
 
     def _encode_heads(self, texts: Sequence[str]) -> list[Tokens]:
         if self._tokenizer.chat_template:
