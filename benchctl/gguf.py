@@ -20,7 +20,7 @@ from typing import Any
 from benchctl.errors import UserError
 
 SUFFIX = ".gguf"
-_VERSION = 1  # of what is written; another one is converted again
+_VERSION = 2  # of what is written; another one is converted again
 DONE = "conversion.json"
 _SHARD_BYTES = 4 << 30  # held in memory at a time
 # Families by GGUF's names. In files of "llama" the rows of queries and keys are interleaved.
@@ -199,6 +199,7 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
             "unsupported_rope",
             f"{file}: scaled or partial rotary positions cannot be read from GGUF; use the model's own folder",
         )
+    ends = (_value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))  # text, turn, message
     config = {
         "architectures": [CLASSES[family]],
         "model_type": family,
@@ -218,7 +219,7 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": _tensor(reader, "output.weight") is None,
         "bos_token_id": _value(reader, "tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _value(reader, "tokenizer.ggml.eos_token_id"),
+        "eos_token_id": list(dict.fromkeys(id for id in ends if id is not None)) or None,
         "dtype": "float32",
     }
     if family == "llama":

@@ -132,8 +132,8 @@ def source_sha256(name: str) -> str:
     kind = method_class(name)
     file = Path(getsourcefile(kind) or "")
     top, *rest = kind.__module__.split(".")
-    is_package = file.name == "__init__.py" or len(rest) > (2 if top == "benchctl" else 0)
-    files = sorted(file.parent.rglob("*.py")) if is_package else [file]
+    folders = len(rest) - (2 if top == "benchctl" else 0) - (file.name != "__init__.py")  # from the package's to this
+    files = [file] if folders < 0 else sorted(file.parents[folders].rglob("*.py"))
     return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
 
 

@@ -60,7 +60,6 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
 
     def __post_init__(self) -> None:
         check_options(self, 1, "draft_tokens", "min_match")
-        check_options(self, 1, "depth")
         if self.depth <= self.min_match:
             raise ValueError(f"depth is {self.depth}; it must be above min_match, which is {self.min_match}")
         check_options(self, 0, "factor")

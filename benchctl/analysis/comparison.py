@@ -57,6 +57,7 @@ def _settings(run: Run) -> dict[str, tuple[object, object]]:
         "prompts": (", ".join(shown_suites), {(suite.name, suite.sha256) for suite in suites}),
         "modes": (", ".join(run.modes), set(run.modes)),
         "weights": (run.weights or run.dtype, run.weights),
+        "load": (run.order, bool(run.imported) and run.order != "one after another"),
         **{name: (getattr(run, name), getattr(run, name)) for name in _PLAIN},
         **{fact: (run.machine.get(fact, ""), run.machine.get(fact)) for fact in ("cpu", "gpu")},
     }
@@ -69,8 +70,8 @@ def _model(model: ModelInfo) -> str:
 def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     """The settings by which two runs cannot be compared; empty when they can.
 
-    Draft models count where both runs have one; trained modules, code of plug-ins and options where both run their
-    label: a default may have changed between versions, and so what a label without the option stands for.
+    Draft models count where both runs have one; trained modules, code of plug-ins, engines and options where both run
+    their label: a default may have changed between versions, and so what a label without the option stands for.
     """
     settings = zip(_settings(first).items(), _settings(second).values(), strict=True)
     differing = [
@@ -87,6 +88,9 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
             differing.append(Difference("modules", *(f"{label} {method.modules_sha256[:8]}" for method in both)))
         if one.source_sha256 and other.source_sha256 and one.source_sha256 != other.source_sha256:
             differing.append(Difference("code", *(f"{label} {method.source_sha256[:8]}" for method in both)))
+        engines = [f"{label} {engine.version} {engine.dtype}" for method in both if (engine := method.engine)]
+        if len(set(engines)) > 1:
+            differing.append(Difference("engine", *engines))
         if changed := [name for name, value in one.options.items() if value != other.options.get(name, value)]:
             shown = (" ".join([label, *(f"{name}={method.options[name]}" for name in changed)]) for method in both)
             differing.append(Difference("options", *shown))
@@ -264,7 +268,9 @@ class Group:
     @property
     def methods(self) -> tuple[MethodInfo, ...]:
         """Every method of the group's runs by its label, the baseline first."""
-        by_label = {method.label: method for file in self.files for method in file.run.methods}
+        every = [method for file in self.files for method in file.run.methods]
+        by_label = {method.label: method for method in every}
+        by_label |= {method.label: method for method in every if not method.unsupported}
         return tuple(sorted(by_label.values(), key=lambda method: method.label != self.run.baseline))
 
 
@@ -294,7 +300,8 @@ def compare(files: Sequence[RunFile], scores: Sequence[Score] | None = None) -> 
 def over(file: RunFile, label: str) -> RunFile:
     """The file with another of its methods as the baseline, and without the original baseline.
 
-    Verdicts and token agreement stay those with the original baseline. Raises UserError for a method that the file has
+    Verdicts and target agreement stay. Token agreement mixes both baselines: tokens up to the first divergence from the
+    original one, of the longer of the answer and that of the new one. Raises UserError for a method that the file has
     not measured, naming those it has.
     """
     original = file.run.baseline

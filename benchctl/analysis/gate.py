@@ -297,7 +297,8 @@ def _changes(
     if apart:
         settings = "; ".join(f"{each.field} is {each.second} (previous run: {each.first})" for each in apart)
         raise InvalidData("runs_differ", f"not comparable with {previous.files[0].path}: {settings}.")
-    moved = [fact for fact in _MACHINE if group.run.machine.get(fact) != previous.run.machine.get(fact)]
+    both = [file.run.machine for file in (*group.files, *previous.files)]
+    moved = [fact for fact in _MACHINE if len({machine.get(fact) for machine in both}) > 1]
     notes = []
     if moved:
         notes.append(f"The machines differ in {', '.join(moved)}, so tokens/s are not compared, only speed-ups.")

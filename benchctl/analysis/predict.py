@@ -240,7 +240,8 @@ def predict(files: Sequence[RunFile]) -> Accounts:
             "batched_run", f"{files[0].path}: was decoded in batches. Predict from a run of --batch-size 1."
         )
     found = _collect(files)
-    labels = dict.fromkeys(label for label, _ in found if label != run.baseline)
+    rows = (row for file in files for row in file.rows)
+    labels = dict.fromkeys(row.label for row in rows if row.mode == "free" and row.label != run.baseline)
     if not labels:
         raise UserError(
             "only_baseline", f"{files[0].path}: has only its baseline. Measure one with `benchctl run --method`."
@@ -269,7 +270,9 @@ def _predict(found: _Found, label: str, run: Run) -> Prediction | Unpredicted:
     """From the same answers of the method and of the baseline, free and profiled with all phases."""
     free, profiled = ([found.get((name, mode), {}) for name in (label, run.baseline)] for mode in _MODES)
     if not any(cell in free[1] for cell in free[0]):
-        return Unpredicted(label, "it and the baseline have no valid answer to the same prompt. See `benchctl compare`")
+        return Unpredicted(
+            label, "it and the baseline have no valid answer with steps to the same prompt. See `benchctl compare`"
+        )
     answers = [*free, *profiled]
     cells = [cell for cell in free[0] if all(cell in others for others in answers[1:])]
     if not cells or any(set(row.phases) != set(PHASES) for rows in profiled for row in rows.values()):

@@ -145,8 +145,9 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
     ),
     "fidelity_unknown": (
         "{label}: {answers} of {generations} answers without agreement or KL",
-        "{label}: for {answers} of {generations} answers agreement or KL could not be computed. Both are means over "
-        "the other answers. Measure again with more free memory, or a smaller --max-new-tokens.",
+        "{label}: for {answers} of {generations} answers agreement or KL could not be computed. Target agreement is "
+        "left out, and KL is the mean over the other answers. Measure again with more free memory, or a smaller "
+        "--max-new-tokens.",
     ),
     "prefix_cache_unproved": (
         "{engine} does not report its prefix cache: switch it off",
@@ -324,7 +325,7 @@ def _of_methods(group: Group) -> Iterator[Warning]:
         if drafted >= _LONG_DRAFTS and rate >= _FORESEEN and method.prompts >= FEWEST_PROMPTS:
             yield _warn("drafts_foreseen", label=label, drafted=drafted, rate=rate)
         tokens, baseline_tokens = method.tokens, method.baseline_tokens
-        if abs(tokens - baseline_tokens) > _OTHER_LENGTH * baseline_tokens:
+        if tokens and baseline_tokens and abs(tokens - baseline_tokens) > _OTHER_LENGTH * baseline_tokens:
             yield _warn("output_length_differs", label=label, tokens=tokens, baseline_tokens=baseline_tokens)
         # Answers that all agree give an interval without width. The rule of three applies.
         agree = method.estimate(EXACT_MATCH_DIFFERENCE).interval == Interval(0.0, 0.0)

@@ -77,12 +77,11 @@ def contest(group: Group) -> Contest:
         method
         for method in group.pooled.methods
         # The same conditions hold for a baseline, since a lossy method may replace it (`--over`).
-        if claims_exact(method.exactness, group.run.temperature)
-        and not method.refused
-        and method.estimate(SPEEDUP).value is not None
+        if claims_exact(method.exactness, group.run.temperature) and not method.refused
     ]
     unconfirmed = [method for method in claiming if method.fidelity.failed + method.fidelity.unjudged > 0]
-    confirmed = [method for method in claiming if method not in unconfirmed]
+    others = [method for method in claiming if method not in unconfirmed]
+    confirmed = [method for method in others if method.estimate(SPEEDUP).value is not None]
     ranked = sorted(confirmed, key=lambda method: method.estimate(SPEEDUP).value or 0.0, reverse=True)
     # Speed-ups are over the baseline, even where it takes no part: an answer of it failed, or it is lossy (`--over`).
     labels = dict.fromkeys([*(method.label for method in ranked), group.run.baseline])

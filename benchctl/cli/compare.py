@@ -45,8 +45,8 @@ class _Options:
     )
     over: str | None = setting(
         None,
-        "Use this method as the baseline for speed, exact match, acceptance and degeneration. Verdicts, token "
-        "agreement and target agreement do not change.",
+        "Use this method as the baseline for speed, exact match, acceptance and degeneration. Verdicts and "
+        "target agreement do not change; do not quote token agreement, which mixes both baselines.",
         metavar="LABEL",
     )
     acceptance: bool = setting(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchctl.decoding.counting import Step, check_cache
+from benchctl.decoding.counting import Step, check_all_layers, check_cache
 from benchctl.decoding.kv.cache import Cache
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import (
@@ -26,6 +26,7 @@ from benchctl.decoding.method import CarriesOver, Context, Method
 from benchctl.decoding.model.layers import project, weigh
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.phases import Marks, Phase
+from benchctl.errors import UserError
 
 
 class Batched(ABC):
@@ -184,6 +185,7 @@ class _Batch:
         assert isinstance(method, Method)
         self._target, self._sampling, self._most = target, requests[0].sampling, requests[0].max_new_tokens
         self._method: Batched = method
+        self._claims_all = method.exactness != "lossy"
         self._enter, self._new_tokens = enter, 1
         self.sequences: list[_Sequence] = []
         prompts = [len(request.prompt_ids) for request in requests]
@@ -195,6 +197,8 @@ class _Batch:
             sequence = _Sequence(context)
             sequence.add(method.start(context), self._most)
             sequence.layers = prefill_layers(context)
+            if method.exactness != "lossy":
+                check_all_layers(context, context.stream.runs)
             check_cache(context, len(context.tokens))
             self._cache.take(index, context.stream.cache)
             context.stream = idle  # frees the prompt's own cache
@@ -204,6 +208,12 @@ class _Batch:
 
     def step(self) -> None:
         layers = self._method.layers_at(self._target, self._new_tokens)
+        if self._claims_all and len(layers) < self._target.layers:
+            raise UserError(
+                "layers_skipped",
+                f"the method claims the target's own answers, but ran {len(layers)} of {self._target.layers} layers: "
+                "run all layers for each token, or set exactness to lossy",
+            )
         contexts = [sequence.context for sequence in self.running]
         self._enter("verify")
         target_logits = self._target.head(self._run([context.tokens[-1] for context in contexts], layers))

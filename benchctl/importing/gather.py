@@ -16,7 +16,7 @@ from benchctl.importing.benchmarks import read_requests
 from benchctl.importing.published_answers import FAILED, Answer, answers_of, format_of
 from benchctl.importing.published_judgements import Reply, replies_of, scores_of
 from benchctl.importing.published_lines import AnswerLine, Line, not_as_published, read_lines
-from benchctl.importing.requests import Requests
+from benchctl.importing.requests import UNEXPLAINED, Requests
 from benchctl.records.schema import UNKNOWN_TARGET, MethodInfo, ModelInfo, Row, Run, SuiteInfo, Totals
 from benchctl.records.scores import Score
 
@@ -181,7 +181,10 @@ def _take_requests(contents: _Contents, number: int, source: Source, requests: R
     contents.left_out += requests.left_out
     contents.left_out[_FAILED_REQUESTS] += sum(bool(answer.error) for answer in requests.answers)
     choices: Counter[tuple[str, int]] = Counter()
-    for answer in requests.answers:
+    answers = requests.answers
+    if requests.left_out[UNEXPLAINED]:  # those whose every step drafted would stay, and their acceptance is higher
+        answers = tuple(replace(answer, steps=None, drafted=None, accepted=None) for answer in answers)
+    for answer in answers:
         times_s = [time_s for time_s in (0.0, answer.ttft_s, answer.wall_s, _DAY_S) if time_s is not None]
         if times_s != sorted(times_s) or answer.ttft_s == 0:
             problem = f"prompt {answer.prompt_id}: its first token came after {answer.ttft_s} s, the last after "
@@ -370,7 +373,7 @@ def _notices(contents: _Contents, lost: Counter[str]) -> Iterator[str]:
         )
         if any(requests.at_once != 1 for requests in files):
             most = [str(requests.at_once or "?") for requests in files]
-            yield f"{', '.join(most)} requests ran at once (by file): their times include waiting for each other."
+            yield f"Most requests at once, by file: {', '.join(most)}. Their times include waiting for each other."
     for why, judgements in sorted(lost.items()):
         yield f"{judgements} judgements are {why} and are left out."
     unreadable = sum(reply.points is None for reply in contents.replies)

@@ -18,6 +18,9 @@ from benchctl.importing import Format
 from benchctl.importing.published_answers import Answer
 from benchctl.importing.published_lines import not_as_published
 
+UNEXPLAINED = (
+    "requests: the server's counts do not add up to the answer, so steps and acceptance of their file are left out."
+)
 Count = Annotated[int, Meta(ge=0, le=10**9)]
 _Content = TypeVar("_Content")
 
@@ -61,7 +64,7 @@ def with_counts(answer: Answer, counts: Speculation | None, left_out: Counter[st
         return answer
     steps, accepted = counts.num_spec_steps, counts.num_accepted_draft_tokens
     if steps is None or answer.new_tokens != 1 + steps + accepted or accepted > counts.num_draft_tokens:
-        left_out["requests have counts of the server that do not explain all their tokens: steps are left out."] += 1
+        left_out[UNEXPLAINED] += 1
         return answer
     return replace(answer, steps=steps, drafted=counts.num_draft_tokens, accepted=accepted)
 

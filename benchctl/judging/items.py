@@ -79,11 +79,6 @@ def pairs_of(file: RunFile, prompts: Prompts, baseline: str, left_out: Counter[s
     """
     free = (row for row in file.rows if row.mode == "free" and row.repeat >= 0)
     rows = {row_key(row): row for row in free if row.error is None}
-    if file.run.imported and not any(row.text for row in rows.values()):
-        raise UserError(
-            "nothing_to_judge",
-            f"{file.path}: has judgements of answers, and not the answers themselves. Import the files of answers too.",
-        )
     _check_labels(file, rows, baseline)
     judged, lacking, shown = set[RowKey](), dict[RowKey, str](), set[RowKey]()
     for key in sorted(rows, key=lambda key: key.repeat // file.run.repeats):
@@ -94,6 +89,9 @@ def pairs_of(file: RunFile, prompts: Prompts, baseline: str, left_out: Counter[s
         mine, theirs = _talk(rows, key), _talk(rows, baseline_key)
         if mine is None or theirs is None:
             lacking.setdefault(planned, "an earlier turn" if mine is None else "the baseline's answer")
+            continue
+        if file.run.imported and not all(row.text for row in (*mine, *theirs)):
+            lacking.setdefault(planned, "a text")
             continue
         judged.add(planned)
         # A score alone is compared with that of the baseline's answer of the same try.

@@ -122,6 +122,7 @@ class Measurer:
         # The answers of this batch by turn; a forced text counts as one.
         self._histories: defaultdict[tuple[Prompt, str, int, Mode], dict[int, str]] = defaultdict(dict)
         self._answers = BaselineAnswers(lambda prompts: self._decode(self.baseline, list(map(self._request, prompts))))
+        self._numbers: dict[tuple[int, ...], bool] = {}  # by prompt, whether the target's logits are
         self._referee = Referee(self.target, self._answers, partial(AnswerControl, self.target))
         self._teacher_forcing = TeacherForcing(self.target, self._answers)
 
@@ -326,6 +327,7 @@ class Measurer:
         if not self.config.sampling.greedy:
             return Judgement(None if task.label == self.baseline else "sampled")
         if task.label != self.baseline:
+            self._check_numbers(request.prompt_ids)
             if generation.reported is not None:
                 return self._referee.judge(request.prompt_ids, generation.token_ids, _ENGINE_SIZES, whole_answer=False)
             sizes = pass_sizes([step.rows for step in generation.steps], together)
@@ -336,6 +338,18 @@ class Measurer:
                 "verdicts compare with its first one."
             )
         return Judgement()
+
+    def _check_numbers(self, prompt_ids: Sequence[int]) -> None:
+        """Raises where logits of the baseline's answer are NaN: then it and every method choose token 0, which agrees.
+
+        NaN at one token stays to the end of the answer, since later tokens attend to it.
+        """
+        key = tuple(prompt_ids)
+        if key not in self._numbers:
+            last = self.target.next_logits(prompt_ids, self._answers.answer(prompt_ids)[:-1])
+            self._numbers[key] = not last.isnan().any()
+        if not self._numbers[key]:
+            raise ArithmeticError("the target's logits are not numbers. Use another --dtype, or other weights")
 
     def _fidelity(self, task: Task, request: DecodeRequest, generation: Generation) -> dict[str, float]:
         """How the target scores a free answer, and the method's distributions; for a forced text, how often the method

@@ -16,7 +16,7 @@ from benchctl.records.schema import MethodInfo, ModelInfo, Row, Run, SuiteInfo, 
 _SAME_ON_RESUME = (
     *("weights", "target", "draft", "baseline", "methods", "suites", "dtype", "device", "executor", "attention"),
     *("threads", "temperature", "top_p", "top_k", "seed", "max_new_tokens", "repeats", "batch_size", "modes"),
-    *("context_fill", "order", "versions", "commit"),
+    *("context_fill", "order"),
 )
 
 
@@ -27,8 +27,16 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
         if old != new:
             raise UserError(
                 "other_settings",
-                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. Use the settings and versions "
-                "of its first line, or give another --out.",
+                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. Use the settings of its first "
+                "line, or give another --out.",
+            )
+    for name, old in {"commit": stored.commit, **stored.versions}.items():
+        new = {"commit": run.commit, **run.versions}.get(name, "")
+        if old and new and old != new:
+            raise UserError(
+                "other_versions",
+                f"{path}: cannot be resumed: {name} was {old} and is {new} now. "
+                f"Go back to {old}, or give another --out.",
             )
     for fact in ("cpu", "gpu"):
         if stored.machine.get(fact) != run.machine.get(fact):

@@ -44,7 +44,7 @@ def read_commands(folder: Path) -> tuple[Unit, ...]:
     """Raises UserError for a folder that `sweep plan` did not write."""
     path = folder / COMMANDS
     try:
-        units = tuple(Unit(tuple(shlex.split(line))) for line in path.read_text().splitlines() if line.strip())
+        units = tuple(Unit(tuple(shlex.split(line))) for line in path.read_text().split("\n") if line.strip())
     except (OSError, ValueError) as error:
         raise UserError(
             "no_sweep_folder", f"{folder}: has no readable {COMMANDS}. Write it with `sweep plan`."

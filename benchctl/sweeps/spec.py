@@ -106,7 +106,7 @@ def units(spec: Spec, folder: Path) -> tuple[Unit, ...]:
 
 def _unit(spec: Spec, model: Options, family: str, device: str, session: int, folder: Path) -> Unit:
     options: Options = {**spec.run, **model}
-    if taken := sorted({"out", "resume", "sessions", "method", "sweep", "device"} & options.keys()):
+    if taken := sorted({"out", "resume", "sessions", "method", "sweep", "device", "estimate"} & options.keys()):
         raise UserError("option_of_sweep", f"{taken[0]} cannot be an option of a run here: the sweep sets it.")
     name = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", str(part)) for part in (*model.values(), family, device, session))
     labels = (f"--method={label}" for label in spec.families[family])
@@ -118,7 +118,9 @@ def _words(options: Options) -> Iterator[str]:
     for name, value in options.items():
         flag = name.replace("_", "-")
         for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, bool):
-                yield f"--{flag}" if each else f"--no-{flag}"
+            if each is False:  # only --watch is on without being named
+                yield from ["--no-watch"] * (name == "watch")
+            elif each is True:
+                yield f"--{flag}"
             else:
                 yield f"--{flag}={each}"

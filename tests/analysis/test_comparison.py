@@ -25,6 +25,7 @@ from refusals import refused
 from benchctl.analysis.comparison import POOLED, Difference, compare, differences, over, with_categories
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.stats.intervals import Interval
+from benchctl.records.schema import EngineInfo
 from benchctl.records.writer import RunFile
 
 
@@ -43,7 +44,7 @@ from benchctl.records.writer import RunFile
         ({"modes": ("free", "replay")}, "modes"),
         ({"context_fill": 512}, "context_fill"),
         ({"batch_size": 4}, "batch_size"),
-        ({"imported": "medusa"}, "imported"),
+        ({"imported": "medusa", "order": "one after another"}, "imported"),
         ({"machine": {"cpu": "B", "gpu": ""}}, "cpu"),
     ],
 )
@@ -74,6 +75,35 @@ def test_the_code_of_a_plug_in_counts_where_both_runs_know_it() -> None:
     unknown, one, other = (replace(RUN, methods=(*RUN.methods, mine)) for mine in codes)
     assert differences(unknown, one) == differences(one, one) == ()
     assert differences(one, other) == (Difference("code", "mine aa", "mine zz"),)
+
+
+def test_the_engine_counts_where_both_runs_have_the_label() -> None:
+    formats = (
+        EngineInfo(name="llama.cpp", version="1", run="started", dtype=of, steps_from="counts", prefix_cache="off")
+        for of in ("float32", "q4_0")
+    )
+    one, other = (
+        replace(RUN, methods=(*RUN.methods, replace(method("llama_cpp"), engine=engine))) for engine in formats
+    )
+    assert differences(one, other) == (Difference("engine", "llama_cpp 1 float32", "llama_cpp 1 q4_0"),)
+
+
+def test_imports_of_other_loads_are_not_comparable() -> None:
+    alone, together = (
+        replace(RUN, imported="aiperf", order=order) for order in ("one after another", "up to 8 at once")
+    )
+    assert differences(alone, together) == (Difference("load", "one after another", "up to 8 at once"),)
+
+
+def test_a_method_that_one_session_could_not_run_is_measured_in_the_others() -> None:
+    lacking = replace(
+        RUN, methods=(*RUN.methods[:1], *(replace(each, unsupported="no room") for each in RUN.methods[1:]))
+    )
+    rows = usual_rows()
+    for order in (0, 1):
+        runs = [file_of(rows, RUN), file_of([row for row in rows if row.label == BASELINE], lacking, "other.jsonl")]
+        (group,) = compare(runs[::-1] if order else runs)
+        assert not any(each.unsupported for each in group.methods)
 
 
 def test_trained_modules_count_where_both_runs_have_the_label() -> None:

@@ -251,6 +251,19 @@ def test_new_files_of_one_commit_may_have_other_methods(tmp_path: Path) -> None:
     assert check(compare([first, second])[0], Conditions(), compare([old])[0]).labels
 
 
+def test_tokens_per_second_are_compared_on_one_machine_alone(tmp_path: Path) -> None:
+    """Of all files of both runs, not of the first of each."""
+    small, large = (replace(RUN, machine={**RUN.machine, "cores": cores}) for cores in (2, 8))
+    new, other, old = (
+        read(write(tmp_path / f"{name}.jsonl", usual_rows(), run))
+        for name, run in (("new", small), ("other", large), ("old", small))
+    )
+    for files in ([new, other], [other, new]):
+        assert any(
+            "differ in cores" in note for note in check(compare(files)[0], Conditions(), compare([old])[0]).notes
+        )
+
+
 def test_a_busy_machine_is_noted(tmp_path: Path) -> None:
     """Without it, a busy machine looks like a slow commit."""
     busy = replace(RUN, machine={**RUN.machine, "cores": 2, "load_average": [1.9, 0.0, 0.0]})

@@ -221,6 +221,16 @@ def replace_modules(sha256: str) -> RunFile:
     return replace(usual_file(), run=replace(RUN, methods=methods), path=Path(f"{sha256}.jsonl"))
 
 
+def test_a_label_without_steps_is_named_and_not_predicted() -> None:
+    """As of OpenVINO; it said that the file has only its baseline."""
+    file = file_of([row_of(BASELINE, [PLAIN]), failed(row_of(DRAFTED, [PLAIN]))])
+    (found,) = predict([file])
+    assert isinstance(found, Unpredicted) and (found.label, "no valid answer with steps" in found.reason) == (
+        DRAFTED,
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     ("files", "id", "fact"),
     [

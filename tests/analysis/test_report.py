@@ -25,6 +25,7 @@ from fixtures_records import (
 from refusals import refused
 
 from benchctl.analysis.comparison import compare
+from benchctl.analysis.tables.grids import Grid, Paragraph, markdown, tex
 from benchctl.analysis.tables.text import Format, View, render
 from benchctl.analysis.warnings import _TEMPLATES
 from benchctl.records.schema import Row, Run, Verdict
@@ -127,6 +128,24 @@ def test_a_table_fits_the_terminal_and_breaks_no_word(tmp_path: Path, full: bool
     assert (LONG in "".join(text.split())) == full
 
 
+@pytest.mark.parametrize("letter", ["m", "模"])
+def test_no_figure_is_cut_by_the_name_of_a_suite(tmp_path: Path, letter: str) -> None:
+    """A letter may take two places in a terminal."""
+    suites = tuple(replace(RUN.suites[0], name=letter * number) for number in (20, 45))
+    rows = [replace(row, suite=suite.name) for suite in suites for row in usual_rows()]
+    view = View(width=80, by_suite=True, names={DRAFTED: letter * 16})
+    assert "…" not in _text(tmp_path, rows=rows, run=replace(RUN, suites=suites), view=view)
+
+
+def test_what_means_something_in_markdown_and_latex_is_escaped() -> None:
+    parts: list[Paragraph | Grid] = [
+        Grid("", ("name", "x"), {"": (("a|b", "1"),)}),
+        Paragraph(("one\ntwo",), "warning"),
+    ]
+    assert "| a\\|b | 1 |" in markdown(parts)
+    assert "% one\n% two" in tex(parts)
+
+
 def test_a_name_longer_than_half_the_terminal_is_cut_and_no_figure_is(tmp_path: Path) -> None:
     """A name of 83 characters, as imported files have, once left two characters to each figure."""
     name = "m" * 83
@@ -150,6 +169,7 @@ def test_names_replace_labels_and_columns_are_chosen_by_their_names_in_csv(tmp_p
         (View(columns=("speedup", "pace")), "unknown_column", "tokens_per_s"),
         (View(names={"medusa": "Ours"}), "unknown_label", DRAFTED),
         (View(names={DRAFTED: "Ours", EXITING: "Ours"}), "name_twice", "Ours"),
+        (View(names={DRAFTED: BASELINE}), "name_twice", BASELINE),
     ],
 )
 def test_what_does_not_exist_is_refused_with_what_does(tmp_path: Path, view: View, id: str, known: str) -> None:

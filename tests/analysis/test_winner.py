@@ -74,7 +74,7 @@ def test_json_has_the_winner() -> None:
     }
 
 
-@pytest.mark.parametrize("count", [1, PROMPTS // 2])
+@pytest.mark.parametrize("count", [1, PROMPTS // 2, PROMPTS])
 @pytest.mark.parametrize("unknown", ["failed", "unjudged"])
 def test_a_method_of_which_an_answer_is_not_known_to_be_the_target_s_cannot_win_and_is_named(
     unknown: str, count: int

@@ -115,6 +115,8 @@ def test_a_depth_that_falls_with_the_count_of_new_tokens_is_every_row_s_own(drop
 class Uneven(Autoregressive):
     """One prompt of the batch passes all layers by."""
 
+    exactness = "lossy"
+
     def start(self, context: Context) -> int:
         token: int = super().start(context)
         if context.prompt_tokens == LENGTHS[1]:
@@ -133,6 +135,13 @@ class Back(Shallower):
 def test_a_layer_that_earlier_rows_passed_by_is_not_run(method: Method, layer: int) -> None:
     """The row would see keys and values of some rows of its text only."""
     with pytest.raises(ValueError, match=f"layer {layer} was not run"):
+        together(method, pair("llama").target, prompts(3))
+
+
+@pytest.mark.parametrize("method", [Shallower(1, 4), Uneven()])
+def test_a_method_that_claims_the_target_s_answers_runs_all_layers(method: Method) -> None:
+    method.exactness = "exact"
+    with refused("layers_skipped"):
         together(method, pair("llama").target, prompts(3))
 
 

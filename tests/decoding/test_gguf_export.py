@@ -131,10 +131,11 @@ def test_tokens_that_end_an_answer_are_those_of_the_target(tmp_path: Path, ends:
 
     source = folder_of(tmp_path, "llama")
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    reader = GGUFReader(exported(source, tmp_path, "F16", print))
+    file = exported(source, tmp_path, "F16", print)
+    reader = GGUFReader(file)
     names = ("eos", "eot", "eom")[: len(ends)]
     assert [reader.fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in names] == sorted(ends)
-    assert Target.load(source).stop_ids == {*ends}
+    assert Target.load(source).stop_ids == load_tokenizer(converted(file, tmp_path / "back")).stop_ids == {*ends}
 
 
 def test_rows_of_queries_and_keys_are_interleaved() -> None:

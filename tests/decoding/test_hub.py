@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 
-from benchctl.decoding.model.tokenizer import downloaded_file, hub_reachable
+from benchctl.decoding.model.tokenizer import _stop_ids, downloaded_file, hub_reachable
 from benchctl.decoding.modules.others import modules_folder, weights_file
 
 
@@ -38,6 +41,23 @@ def test_a_name_that_is_found_or_that_a_proxy_looks_up_means_a_hub(monkeypatch: 
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: pytest.fail("asked") if proxy else [])
     assert hub_reachable()
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_hub_that_does_not_answer_is_no_repository_without_a_generation_configuration(
+    monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """Its stop tokens were left out without a word, so answers ran on to the limit."""
+    from transformers import GenerationConfig
+
+    def ask(*_: object, **__: object) -> None:
+        raise OSError("no such file") from (None if answered else ConnectionError("refused"))
+
+    monkeypatch.setattr(GenerationConfig, "from_pretrained", ask)
+    monkeypatch.setattr("benchctl.decoding.model.tokenizer.hub_reachable", lambda: True)
+    config = SimpleNamespace(eos_token_id=2)
+    with nullcontext() if answered else refused("model_not_loadable", "Try again"):
+        assert _stop_ids("owner/model", config, config) == {2}
 
 
 def test_files_of_a_hub_id_are_found_in_its_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from benchctl.conformance.random_models import FEW_TOKENS, RandomModels, random_
 from benchctl.decoding.drafting.vocabularies import SharedTokens, shared_tokens
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
-from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary
+from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary, write_draft_vocabulary
 from benchctl.methods.two_model import TwoModel
 
 TEXTS = ("the theme then there these he her hero here heart heat eat tea ten tent rest", "a rat at a test; é and è")
@@ -251,6 +251,16 @@ def test_models_without_a_token_in_common_are_refused() -> None:
     few = spelt(random_models("llama", FEW_TOKENS), "abcde", "efghi")
     with refused("no_shared_tokens"):
         shared_tokens(few.target, few.draft)
+
+
+def test_a_draft_vocabulary_without_a_token_of_the_target_is_refused(tmp_path: Path) -> None:
+    few = spelt(random_models("llama", FEW_TOKENS), "abcde", "xyabc")
+    write_draft_vocabulary(tmp_path, torch.tensor([0, 1]))
+    few.draft.folder = tmp_path
+    method = TwoModel()
+    method.use_draft_model(few.draft)
+    with refused("no_shared_tokens"):
+        method.prepare(few.target)
 
 
 @pytest.mark.parametrize("text", ["the hero", "her heart"])

@@ -146,7 +146,8 @@ def test_aiperfs_records_have_the_servers_counts_where_these_explain_all_tokens(
     imported = gathered(Source(path, "fast"))
     whole, odd, failed = imported.rows
     assert (whole.prompt_id, whole.ttft_s, whole.prompt_tokens) == ("session_000000", 0.03, 12)
-    assert totals_of(whole) == Totals(new_tokens=8, steps=3, wall_s=0.1, drafted=6, accepted=4)
+    # Steps that drafted nothing are not among the counts: what is left would be the answers that are easy to draft.
+    assert totals_of(whole) == Totals(new_tokens=8, wall_s=0.1)
     assert totals_of(odd) == Totals(new_tokens=9, wall_s=0.1)
     assert failed.error is not None and (failed.totals, failed.ttft_s) == (None, None)
     assert [notice.split()[0] for notice in imported.notices[:2]] == ["1", "1"]
@@ -224,6 +225,7 @@ def test_failed_requests_of_vllm_have_no_numbers(tmp_path: Path) -> None:
     ("changed", "order"),
     [
         ({"max_concurrency": None}, "an unknown number at once"),
+        ({"max_concurrency": 8, "start_times": [5.0, 5.1], "ttfts": [0.1, 0.0]}, "an unknown number at once"),
         ({"max_concurrency": 8, "start_times": [5.0, 5.1]}, "up to 2 at once"),
         ({"max_concurrency": 8, "start_times": [5.0, 5.2]}, "one after another"),
     ],

@@ -213,6 +213,17 @@ class Own(Lying):
     reason = "a fake"
 
 
+def test_an_answer_from_logits_that_are_no_numbers_has_no_verdict(
+    measurer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The baseline and every method choose token 0 then, and so agree."""
+    run = measurer(own=Plain())
+    one(run, task("plain"))
+    monkeypatch.setattr(Target, "next_logits", lambda *_, **__: torch.tensor([torch.nan, 1.0]))
+    row = one(run, task("own"))
+    assert (row.error, row.verdict, row.fidelity["failed_controls"]) == (None, None, 1.0)
+
+
 def failing(*_: object, **__: object) -> NoReturn:
     raise MemoryError("no room for logits")
 

@@ -100,12 +100,13 @@ def test_a_package_is_a_method_and_a_folder_without_init_is_none(tmp_path: Path)
     assert registry.build("three_step[heads=2]").heads == 2  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("module", "changed"), [("mine.core", True), ("core", False)])
+@pytest.mark.parametrize(("module", "changed"), [("mine.core", True), ("mine.deep.core", True), ("core", False)])
 def test_the_hash_of_a_method_is_of_its_file_or_of_all_files_of_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, changed: bool
 ) -> None:
     """Also where the class is in another file of the package than the first."""
-    core, helper = tmp_path / "core.py", tmp_path / "helper.py"
+    core, helper = tmp_path / ("deep" if "deep" in module else "") / "core.py", tmp_path / "helper.py"
+    core.parent.mkdir(exist_ok=True)
     core.write_text("core")
     helper.write_text("first")
     holder = ModuleType(f"benchctl.methods.{module}")

@@ -68,6 +68,17 @@ def test_a_thousand_runs_have_names_of_their_own_and_are_the_same_in_every_plan(
         write_commands(tmp_path, planned[:5])
 
 
+def test_what_is_off_is_left_out_or_has_a_flag_that_exists(tmp_path: Path) -> None:
+    (unit, *_) = units(read_spec(spec_of(tmp_path, run={"replay": False, "watch": False, "limit": 2})), tmp_path)
+    assert "--no-watch" in unit.command and not any("replay" in word for word in unit.command)
+
+
+def test_a_line_of_commands_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    planned = units(read_spec(spec_of(tmp_path, models=[{"model": "a\u2028b"}])), tmp_path)
+    write_commands(tmp_path, planned)
+    assert read_commands(tmp_path) == planned
+
+
 @pytest.mark.parametrize(
     ("changes", "id"),
     [
@@ -78,6 +89,7 @@ def test_a_thousand_runs_have_names_of_their_own_and_are_the_same_in_every_plan(
         ({"machines": 3}, "no_sweep"),
         ({"models": [{"model": "a"}, {"model": "a"}]}, "same_unit_twice"),
         ({"run": {"out": "x.jsonl"}}, "option_of_sweep"),
+        ({"run": {"estimate": True}}, "option_of_sweep"),
         ({"run": {"colour": "red"}}, "bad_run_option"),
         ({"devices": ["auto"]}, "no_sweep"),
         ({"models": [{"model": "a", "device": "cuda"}]}, "option_of_sweep"),

@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Final, Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -57,12 +58,13 @@ def _markdown(part: Paragraph | Grid) -> Iterator[str]:
         if title := ", ".join(filter(None, (part.title, name if len(part.sections) > 1 else ""))):
             yield f"**{title}**"
         rule = ("---", *("---:" for _ in part.head[1:]))
-        yield "\n".join(f"| {' | '.join(row)} |" for row in (part.head, rule, *rows))
+        cells = ([cell.replace("|", "\\|") for cell in row] for row in (part.head, rule, *rows))
+        yield "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def _tex(part: Paragraph | Grid) -> Iterator[str]:
     if isinstance(part, Paragraph):
-        yield from (f"% {line}" for line in part.lines)
+        yield from (f"% {line}" for text in part.lines for line in text.splitlines())
         return
     if part.title:
         yield f"% {part.title}"
@@ -112,9 +114,9 @@ def _widths(grid: Grid, most: int) -> list[int]:
     """Characters that each column needs at least: for heads the longest word, for figures the longest one, for names
     the longest word or `most`."""
     rows = [row for rows in grid.sections.values() for row in rows]
-    names = [len(word) + bool(at) for row in rows for at, word in enumerate(row[0].split())]
+    names = [cell_len(word) + bool(at) for row in rows for at, word in enumerate(row[0].split())]
     figures = [
-        max(*(len(word) for word in title.split()), *(len(row[at]) for row in rows))
+        max(*(cell_len(word) for word in title.split()), *(cell_len(row[at]) for row in rows))
         for at, title in enumerate(grid.head)
     ]
     return [min(max([*names, len(grid.head[0])]), most), *figures[1:]]
@@ -139,9 +141,14 @@ def _table(grid: Grid, columns: Sequence[int], room: int) -> Table:
         table.add_column(at_bottom, justify="right" if number else "left", no_wrap=True)
     for name, rows in grid.sections.items():
         if len(grid.sections) > 1:
-            table.add_row(Text(name, style="italic"))
+            table.add_row(_name(name, room, "italic"))
         for row in rows:
-            label = "\n".join(wrap(row[0], room, subsequent_indent=" ", break_on_hyphens=False))
-            table.add_row(Text(label), *(Text(row[at]) for at in columns))
+            table.add_row(_name(row[0], room), *(Text(row[at]) for at in columns))
         table.add_section()
     return table
+
+
+def _name(name: str, room: int, style: str = "") -> Text:
+    """A name on as many lines as it needs, each of at most so many cells of a terminal; some letters take two."""
+    wide = max(1, max((cell_len(letter) for letter in name), default=1))
+    return Text("\n".join(wrap(name, room // wide, subsequent_indent=" ", break_on_hyphens=False)), style)

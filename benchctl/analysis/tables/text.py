@@ -112,9 +112,10 @@ def _written(parts: Parts, format: Format, view: View) -> str:
 
 def _check_names(groups: Sequence[Group], view: View) -> None:
     known = {name for group in groups for names in _called(group).items() for name in (names[0], *names[1])}
-    for name, times in Counter(view.names.values()).items():
-        if times > 1:
-            raise UserError("name_twice", f"--name: {times} labels are called {name!r}. Give each a name of its own.")
+    for group in groups if view.names else ():
+        for name, times in Counter(_names(group, view).values()).items():
+            if times > 1:
+                raise UserError("name_twice", f"--name: {times} labels are called {name!r}. Give each its own name.")
     for label in view.names:
         if label not in known:
             labels = " ".join(dict.fromkeys(label for group in groups for label in _called(group)))

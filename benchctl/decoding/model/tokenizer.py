@@ -9,7 +9,6 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -164,11 +163,12 @@ def chat_text(tokenizer: Any, messages: list[Any], ask: bool) -> str:
 
     A template that asks for today's date, as Llama 3.2's does, gets a fixed one: else prompts would change by the day.
     """
-    template = tokenizer.chat_template
-    if isinstance(template, str) and "strftime_now" in template:
+    template = tokenizer.get_chat_template()
+    if "strftime_now" in template:
         template = "{%- macro strftime_now(form) %}26 Jul 2024{% endmacro %}" + template
-    given = {"chat_template": template} if isinstance(template, str) else {}  # some tokenizers have several by name
-    return str(tokenizer.apply_chat_template(messages, **given, tokenize=False, add_generation_prompt=ask))
+    return str(
+        tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=ask)
+    )
 
 
 @cache
@@ -249,8 +249,14 @@ def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
     if (folder / "generation_config.json").is_file():  # a broken one is an error
         stop = from_pretrained(GenerationConfig, folder).eos_token_id
     elif not folder.is_dir():
-        with suppress(OSError):  # a repository without the file
+        try:
             stop = GenerationConfig.from_pretrained(str(path), local_files_only=not hub_reachable()).eos_token_id
+        except OSError as error:
+            if hub_reachable() and error.__cause__ is not None:  # of a repository without the file there is none
+                raise UserError(
+                    "model_not_loadable",
+                    f"cannot load {path}: whether it has a generation_config.json could not be asked. Try again",
+                ) from error
     for value in (stop, config.eos_token_id, tokenizer.eos_token_id):
         if value is not None:
             return frozenset(value if isinstance(value, list) else [value])

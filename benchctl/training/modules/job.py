@@ -216,7 +216,7 @@ def _facts(method: Trainable, label: Label, target: FrozenTarget, measured: Iter
         "options": {name: getattr(method, name) for name in chosen},
         "asked": dict(label.options),
         "target": asdict(made_for),
-        "yardsticks": {**earlier, **{name: tally.share for name, tally in total.items()}},
+        "yardsticks": {**earlier, **{name: tally.share for name, tally in total.items() if tally.of}},
     }
 
 
