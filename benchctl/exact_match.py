@@ -10,10 +10,11 @@ import unicodedata
 _RAISED = re.compile("[⁰¹²³⁴-⁹]+")  # 10² is 10^2, and not the 102 that NFKC makes of it
 _COMPARISON = re.compile("([<>≤≥≠])")
 _OPERATORS = frozenset("+-*/^×÷<>≤≥≠")
+_ARITHMETIC = frozenset("+-*/^×÷")
 # 1,000 and 12,345.6, but not 34,62 or 1,000,2: there the commas part the items of a list.
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _GAP = re.compile(r"((?:[\s,=—]|(?<!\d):)+)")  # 10:30 stays one word
-_LEAD = re.compile(r"-?(?:(?<!\.)\.)?$")  # the minus and the point of -.5, but not the last of three points
+_LEAD = re.compile(r"(-?)[$€£¥]?((?:(?<!\.)\.)?)$")  # minus and point of -.5 and -$.5, not the last of three points
 
 
 def is_right(answer: str, exact_answer: str) -> bool:
@@ -34,14 +35,22 @@ def is_right(answer: str, exact_answer: str) -> bool:
     >>> [is_right(answer, "2, 3") for answer in ("Sorted: 2, 3", "2 3", "1, 2, 3", "3, 2")]
     [True, True, False, False]
 
-    Operators count where `exact_answer` has some.
+    Operators count where `exact_answer` has some, and where one stands between a number or `=` and the last words.
+
+    >>> [is_right(answer, "4") for answer in ("- 4", "Answer - 4", "10 - 4", "x = - 4")]
+    [True, True, False, False]
 
     >>> [is_right(answer, "x > 4") for answer in ("- x > 4", "x < 4")]
     [True, False]
     """
     said, asked = _words(answer), _words(exact_answer)
     if not any(word in _OPERATORS for word, _ in asked):
-        said = [(word, gap) for word, gap in said if word not in _OPERATORS]
+        whole, said = said, [(word, gap) for word, gap in said if word not in _OPERATORS]
+        before = len(whole) - len(asked) - 1
+        if before >= 0 and whole[before][0] in _ARITHMETIC:
+            number = before and re.search(r"\d", whole[before - 1][0])
+            if "=" in whole[before][1] or (number and "\n" not in whole[before][1]):
+                return False
     end = said[-len(asked) :]
     if [word for word, _ in end] != [word for word, _ in asked]:
         return False
@@ -73,4 +82,4 @@ def _core(word: str) -> str:
     ):
         end += 1
     lead = _LEAD.search(word[:start]) if word[start].isdigit() else None
-    return (lead[0] if lead else "") + word[start:end]
+    return (lead[1] + lead[2] if lead else "") + word[start:end]

@@ -15,7 +15,7 @@ from benchctl.decoding.model.tokenizer import from_pretrained, hub_reachable
 from benchctl.errors import UserError
 
 # What a model of the hub is made of; no code of it is downloaded or run.
-_OF_A_MODEL = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+_OF_A_MODEL = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "spiece.model", "merges.txt")
 _TWICE = ("*/*", "consolidated*")  # the same weights in another layout
 
 
@@ -93,6 +93,10 @@ def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
     try:
         files = HfApi().model_info(hub_id, files_metadata=True).siblings or []
         wanted = [file for file in files if "/" not in file.rfilename and not file.rfilename.startswith("consolidated")]
+        if not any(file.rfilename.endswith(".safetensors") for file in wanted):
+            raise UserError(
+                "no_safetensors", f"{hub_id} has no weights in safetensors files, and only these are fetched."
+            )
         size = sum(file.size or 0 for file in wanted if any(Path(file.rfilename).match(kind) for kind in _OF_A_MODEL))
         notify(f"{hub_id}: {size / 1e6:,.0f} MB to download into the cache of the model hub")
         return Path(snapshot_download(hub_id, allow_patterns=list(_OF_A_MODEL), ignore_patterns=list(_TWICE)))

@@ -283,8 +283,16 @@ def _values(text: str, part: str) -> Sequence[str]:
 
 def class_of(group: str, name: str) -> type[Any]:
     noun = {JUDGES: "judge", ENGINES: "engine"}.get(group, "method")
-    if name in _builtin(group):
-        return _class_in_file(group, name)
+    found = _class_in_file(group, name) if name in _builtin(group) else _plugin(group, name, noun)
+    if not is_dataclass(found):
+        raise UserError(
+            "no_dataclass",
+            f"{noun.title()} '{name}' is no dataclass, so it has no options to read; put @dataclass above it.",
+        )
+    return found
+
+
+def _plugin(group: str, name: str, noun: str) -> type[Any]:
     plugins = _plugins(group)
     if name not in plugins:
         known = names(group)
@@ -297,10 +305,6 @@ def class_of(group: str, name: str) -> type[Any]:
     except (ImportError, AttributeError) as error:
         problem = f"{owner} ({entry.value}) cannot be imported: {error}. Reinstall it."
         raise UserError("broken_plugin", problem) from error
-    if not is_dataclass(plugin):
-        raise UserError(
-            "no_dataclass", f"{owner} is no dataclass, so it has no options to read; put @dataclass above it."
-        )
     return plugin
 
 

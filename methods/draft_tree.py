@@ -75,7 +75,7 @@ class DraftTree(DraftModelMethod):
             ranks = _read_ranks(self.ranks)
             self._shape = optimal_tree(ranks, self.nodes, self.depth, self.draft_cost, self.row_cost)
         elif self.tree not in ("likeliest", "best_first"):
-            self._shape = wide_tree(read_widths(self.tree, MOST_NODES))
+            self._shape = wide_tree(read_widths(self.tree, MOST_NODES, "likeliest, best_first or optimal"))
 
     def draft(self, context: Context, budget: int) -> Draft:
         unread = self.unread(context)

@@ -77,12 +77,16 @@ class EarlyExit(ExitPolicy, Trainable):
         if self.exits and read_exits(self.exits)[-1] < self.min_exit:
             raise ValueError(f"every exit of {self.exits} lies below min_exit {self.min_exit}; none would be left")
         if not self.decay >= 0.0 or (self.decay and self.threshold > 1):
-            raise ValueError(f"decay is {self.decay}; it must not be negative, and takes a threshold of 1 at most")
+            raise ValueError(
+                f"decay is {self.decay}; it must be 0 or more, and works only with a threshold of at most 1"
+            )
         for name, given, default in (("rank", self.rank, type(self).rank), ("alpha", self.alpha, type(self).alpha)):
             if not given > 0 or (self.head == "target" and given != default):
                 raise ValueError(f"{name} is {given}; it must be positive, and is an option of head=trained")
         if self.modules and not self.needs_modules:
-            raise ValueError(f"confidence={self.confidence} has no modules; head=trained has")
+            raise ValueError("modules have no effect with head=target; leave them out, or add head=trained")
+        if not self.needs_modules:
+            refuse_options(self, "without modules", "draft_vocabulary")
 
     @property
     def compares_states(self) -> bool:  # type: ignore[override]

@@ -139,6 +139,8 @@ def _modules_command(label: str) -> click.Command:
 
             return train_modules(options, label, job_context)
 
+        if not calibrate and any(each.name == "calibrate_prompts" for each in given(click.get_current_context())):
+            raise click.UsageError("--calibrate-prompts has no effect without --calibrate. Leave it out.")
         if calibrate:
             _calibrate(options, label, calibrate, calibrate_prompts)
         elif estimate:

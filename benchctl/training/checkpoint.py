@@ -28,6 +28,7 @@ KEEP = 2
 FINGERPRINT = "fingerprint.json"
 PARAMETER = "parameter "  # begins the entries of a fingerprint that are shapes
 NAMED_DIFFERENCES = 8
+DATA_ORDER = "data order"  # the same files in another order are other rows
 
 CANNOT_WRITE = (OSError, SafetensorError, RuntimeError)  # torch.save gives RuntimeError when the disk is full
 CANNOT_READ = (*CANNOT_WRITE, EOFError, pickle.UnpicklingError, ValueError, KeyError, TypeError)
@@ -117,6 +118,7 @@ def check_fingerprint(path: Path, saved: Mapping[str, str], current: Mapping[str
     """
     ordered = sorted(saved.keys() | current.keys(), key=lambda name: (name.startswith(PARAMETER), name))
     names = [name for name in ordered if saved.get(name) != current.get(name)]
+    names = [name for name in names if name != DATA_ORDER or name in saved]  # earlier checkpoints lack it
     if not names:
         return
     lines = [f"  {name}: {saved.get(name, 'none')} there, {current.get(name, 'none')} now" for name in names]

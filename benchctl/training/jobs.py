@@ -16,6 +16,7 @@ from torch import nn
 from benchctl.bundled import MODULES, WEIGHTS
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import (
+    DATA_ORDER,
     Notify,
     check_fingerprint,
     checkpoints,
@@ -193,7 +194,8 @@ def data_facts(corpus: Corpus, chat: ChatFormat) -> dict[str, str]:
     """The data, and how they become ids, as facts of a run."""
     mix = {} if corpus.recipe else {"reference mix": "left out"}  # the name is part of saved checkpoints
     files = {f"data {name}": digest[:16] for name, digest in corpus.hashes.items()}
-    return {**files, **mix, "tokenizer": chat.sha256[:16]}
+    order = {DATA_ORDER: ", ".join(corpus.hashes)}
+    return {**files, **order, **mix, "tokenizer": chat.sha256[:16]}
 
 
 def _tell_losses(data: Data, settings: TrainSettings, notify: Notify) -> None:

@@ -63,7 +63,7 @@ class Medusa(Speculative, Trainable, UsesDraftVocabulary):
             if not 0 < getattr(self, name) <= most:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive, and {most} at most")
         if self.tree != "sparse":
-            read_widths(self.tree, self.heads)
+            read_widths(self.tree, self.heads, "sparse")
             refuse_options(self, f"with tree={self.tree}", "nodes")
         if self.accept == "exact":
             refuse_options(self, "with accept=exact", "epsilon", "delta")
@@ -109,7 +109,7 @@ class Medusa(Speculative, Trainable, UsesDraftVocabulary):
     def _plan(self, findings: Mapping[str, Any], vocabulary: int) -> tuple[Path, ...]:
         """The tree's nodes; a head has no more picks than tokens that it scores."""
         if self.tree != "sparse":
-            return wide_tree([min(width, vocabulary) for width in read_widths(self.tree, self.heads)])
+            return wide_tree([min(width, vocabulary) for width in read_widths(self.tree, self.heads, "sparse")])
         try:
             return sparse_plan(findings.get("tree", {}), self.heads, self.nodes, vocabulary)
         except (ValueError, TypeError) as error:

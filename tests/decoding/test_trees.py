@@ -32,10 +32,10 @@ def test_merged_paths_share_their_beginnings() -> None:
 
 
 def test_widths_are_read_level_by_level() -> None:
-    assert read_widths("4x2x1", 3) == (4, 2, 1)
-    assert read_widths("12", 3) == (12,)
+    assert read_widths("4x2x1", 3, "sparse") == (4, 2, 1)
+    assert read_widths("12", 3, "sparse") == (12,)
     with pytest.raises(ValueError, match="'4x2x1'.* 2 widths"):
-        read_widths("4x2x1", 2)
+        read_widths("4x2x1", 2, "sparse")
 
 
 SHARES = ((0.5, 0.2, 0.01), (0.6, 0.15, 0.04), (0.3, 0.25, 0.01))
@@ -165,4 +165,4 @@ def test_picks_that_are_never_right_are_no_nodes() -> None:
 
 def test_a_tree_of_too_many_nodes_is_refused() -> None:
     with pytest.raises(ValueError, match="1,001,001,000 nodes"):
-        read_widths("1000x1000x1000", 3)
+        read_widths("1000x1000x1000", 3, "sparse")

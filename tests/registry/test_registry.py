@@ -49,6 +49,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (folder / "_shared.py").write_text("")
     (folder / "two_step.py").write_text(TWO_STEP)
     (folder / "misnamed.py").write_text("class Other:\n    pass\n")
+    (folder / "plain.py").write_text("class Plain:\n    pass\n")
     (tmp_path / "elsewhere.py").write_text(TWO_STEP.replace("TwoStep", "Elsewhere"))
     distribution = tmp_path / "elsewhere-1.0.dist-info"
     distribution.mkdir()
@@ -85,8 +86,8 @@ def test_what_is_no_label_is_answered_with_an_example(text: str) -> None:
 
 
 def test_names_come_from_files_and_from_other_distributions() -> None:
-    assert registry.builtin_names() == ("misnamed", "two_step")
-    assert registry.names(registry.METHODS) == ("broken", "far_step", "misnamed", "two_step")
+    assert registry.builtin_names() == ("misnamed", "plain", "two_step")
+    assert registry.names(registry.METHODS) == ("broken", "far_step", "misnamed", "plain", "two_step")
 
 
 def test_a_package_is_a_method_and_a_folder_without_init_is_none(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_package_is_a_method_and_a_folder_without_init_is_none(tmp_path: Path)
     source = TWO_STEP.replace("TwoStep", "ThreeStep")
     (tmp_path / "fake_methods" / "three_step" / "__init__.py").write_text("from .steps import ThreeStep")
     (tmp_path / "fake_methods" / "three_step" / "steps.py").write_text(source)
-    assert registry.builtin_names() == ("misnamed", "three_step", "two_step")
+    assert registry.builtin_names() == ("misnamed", "plain", "three_step", "two_step")
     assert registry.build("three_step[heads=2]").heads == 2  # type: ignore[attr-defined]
 
 
@@ -151,6 +152,7 @@ def test_naming_methods_imports_none_of_them_and_a_built_in_wins_over_another_di
     [
         ("two_stop", "unknown_method", ("'two_stop'", "'two_step'", "broken, far_step")),
         ("misnamed", "no_class_of_name", ("methods/misnamed.py", "Misnamed")),
+        ("plain", "no_dataclass", ("'plain'", "@dataclass")),
         ("broken", "broken_plugin", ("'broken'", "elsewhere:Missing")),
         ("two_step[heads=1,heads=2]", "repeated_option", ("'heads'",)),
         (
@@ -212,7 +214,7 @@ def test_the_canonical_label_keeps_only_changed_options_in_the_order_declared(as
 
 def test_all_is_every_built_in_and_repetitions_are_dropped() -> None:
     labels = registry.split_labels(["two_step[heads=3]", "all", "two_step"])
-    assert labels == ("two_step[heads=3]", "misnamed", "two_step")
+    assert labels == ("two_step[heads=3]", "misnamed", "plain", "two_step")
 
 
 def test_a_sweep_is_every_combination_of_its_alternatives() -> None:

@@ -206,6 +206,15 @@ def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> No
     assert json.loads((tmp_path / "out" / "calibration.json").read_text())["threshold"] is None
 
 
+def test_prompts_that_modules_learnt_from_with_other_answers_are_left_out(made: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(made / "data", data)
+    lines = [json.dumps({"source": "unit", "instruction": text, "output": "No."}) for text in PROMPTS[:9]]
+    (data / "more.jsonl").write_text("\n".join(lines))
+    words = ("--model", made / "target", "--data", data, "--out", tmp_path / "out", "--calibrate", "0.2,0.1", *HOW)
+    assert "3 held-out prompts" in refused("train", "early_exit[exits=1]", *words, id="too_few_prompts")
+
+
 @pytest.mark.parametrize(
     ("label", "arguments", "id", "facts"),
     [
@@ -216,6 +225,7 @@ def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> No
         ("early_exit[mode=draft]", ("--calibrate", "0.5,0.5"), "nothing_to_calibrate", ("mode=exit",)),
         ("medusa", ("--calibrate", "0.5,0.5"), "nothing_to_calibrate", ("medusa", "early_exit, deed")),
         ("mixture_of_depths", ("--calibrate", "0.5,0.5"), "threshold_not_monotone", ("mixture_of_depths", "--sweep")),
+        ("early_exit", ("--calibrate-prompts", "9"), "", ("--calibrate-prompts has no effect",)),
         ("early_exit", ("--calibrate", "0.1,0.05", "--calibrate-prompts", "9"), "too_few_prompts", ("9 prompts", "29")),
         ("early_exit", ("--calibrate", "0.1,0.05", "--answer-tokens", "6"), "too_few_prompts", ("12 ", " 6 ", "29")),
         ("early_exit[exits=7]", ("--calibrate", "0.9,0.5"), "label_cannot_run", ("exit 7", "3 layers")),

@@ -282,7 +282,8 @@ def test_longer_rows_are_advised_only_where_the_context_has_room(
 
 
 def test_a_threshold_is_calibrated_on_a_target_with_an_encoder(tmp_path: Path) -> None:
-    write_data(tmp_path / "data")
+    asked = [{"source": "unit", "instruction": f"Say {word}.", "output": "Yes."} for word in ("red", "blue")]
+    (write_data(tmp_path / "data") / "val.jsonl").write_text("\n".join(map(json.dumps, asked)))
     random_folder(tmp_path / "t5")
     words = ("--model", tmp_path / "t5", "--data", tmp_path / "data", "--out", tmp_path / "out")
     how = ("--calibrate", "0.5,0.5", "--calibrate-prompts", 2, "--answer-tokens", 4, *COMMON)

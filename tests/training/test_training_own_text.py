@@ -86,8 +86,12 @@ def test_no_prompt_is_answered_twice(target: FrozenTarget, tmp_path: Path, monke
     assert len([json.loads(line) for line in text.path.read_text().splitlines()]) == 4
 
 
-def test_sampled_answers_after_a_kill_are_those_of_a_run_without_a_kill(target: FrozenTarget, tmp_path: Path) -> None:
-    how = Answering(new_tokens=8, temperature=1.5, rows=1)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sampled_answers_after_a_kill_are_those_of_a_run_without_a_kill(
+    target: FrozenTarget, tmp_path: Path, rows: int
+) -> None:
+    """Also after one within the lines of a batch."""
+    how = Answering(new_tokens=8, temperature=1.5, rows=rows)
     whole, killed = own(target, tmp_path / "whole", how), own(target, tmp_path / "killed", how)
     expected = answers(whole)
     killed.path.parent.mkdir()

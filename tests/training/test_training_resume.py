@@ -18,9 +18,11 @@ from tiny import tiny_folder
 
 from benchctl.decoding.model.target import Target
 from benchctl.training import distributed
-from benchctl.training.checkpoint import locked
+from benchctl.training.checkpoint import DATA_ORDER, check_fingerprint, locked
 from benchctl.training.data.chats import ChatFormat, Message
+from benchctl.training.data.reading import Corpus
 from benchctl.training.distributed import World
+from benchctl.training.jobs import data_facts
 from benchctl.training.modules import training_text
 from benchctl.training.modules.frozen import find_target, load_target
 from benchctl.training.modules.own_text import Answered, Answering, OwnText
@@ -42,6 +44,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done(*draft(home), "--out", home / "draft")
     done(*heads(home), "--out", home / "heads")
     return home
+
+
+def test_data_in_another_order_are_other_rows(home: Path) -> None:
+    chat = ChatFormat.load(home / "random")
+    one, other = (data_facts(Corpus([], {}, dict.fromkeys(names, "00")), chat) for names in ("ab", "ba"))
+    with refusals.refused("other_training", "data order"):
+        check_fingerprint(home, one, other)
+    check_fingerprint(home, {name: value for name, value in one.items() if name != DATA_ORDER}, other)
 
 
 def target(home: Path) -> tuple[object, ...]:

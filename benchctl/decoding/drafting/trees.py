@@ -17,7 +17,7 @@ Path = tuple[int, ...]
 MOST_NODES = 1024  # a pass over more rows costs more than any draft can win
 
 
-def read_widths(text: str, depth: int, other: str = "sparse") -> tuple[int, ...]:
+def read_widths(text: str, depth: int, other: str) -> tuple[int, ...]:
     """Widths level by level, such as 4x2x1; ``other`` says what else the option takes.
 
     Raises ValueError for anything else, for more than ``depth`` levels and for more than MOST_NODES nodes.

@@ -251,6 +251,8 @@ def _heads(
     """The ids of held-out prompts, each once, that leave room for an answer; modules have learnt from none of them."""
     chat, corpus = chat_of(files), job_context.read_corpus(options.data)
     records = [record for found in corpus.held_out.values() for record in found]
+    learnt = {record.prompt for record in corpus.train}  # with other answers
+    records = [record for record in records if record.prompt not in learnt]
     messages = dict.fromkeys(pick_prompts(records, len(records), options.seed, corpus.recipe))
     room = prompt_room(files, options.answer_tokens)
     heads = [ids for head in chat.heads(list(messages)) if len(ids := [int(token) for token in head]) <= room]

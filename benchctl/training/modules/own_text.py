@@ -208,8 +208,8 @@ def heads_of(prompts: Sequence[Prompt], files: TargetFiles, chat: ChatFormat, ne
     if prompts and not heads:
         raise UserError(
             "answers_too_long",
-            f"no prompt and {new_tokens} tokens of answer fit into the {context} tokens of {files.name}; "
-            "give fewer --answer-tokens or shorter prompts",
+            f"With answers of {new_tokens} tokens, no prompt fits into the context of {files.name} ({context} tokens). "
+            "Give fewer --answer-tokens or shorter prompts.",
         )
     return heads
 
@@ -278,9 +278,10 @@ class OwnText:
             batch = [head for head in whole if head not in known]
             if not batch:
                 continue
+            asked = whole if self.settings.temperature else batch  # draws depend on all rows of a batch
             settings = replace(self.settings, seed=self.settings.seed + number)
-            answers = answer(self.target.model, batch, self.target.files.tokenizer.stop_ids, settings)
-            pairs = {head: tuple(body) for head, body in zip(batch, answers, strict=True)}
+            answers = answer(self.target.model, asked, self.target.files.tokenizer.stop_ids, settings)
+            pairs = {head: tuple(body) for head, body in zip(asked, answers, strict=True) if head not in known}
             lines = "".join(json.dumps({"prompt": head, "answer": body}) + "\n" for head, body in pairs.items())
             with kept(self.path, "answers"), self.path.open("a") as file:
                 file.write(lines)
