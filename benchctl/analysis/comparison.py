@@ -70,8 +70,9 @@ def _model(model: ModelInfo) -> str:
 def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     """The settings by which two runs cannot be compared; empty when they can.
 
-    Draft models count where both runs have one; trained modules, code of plug-ins, engines and options where both run
-    their label: a default may have changed between versions, and so what a label without the option stands for.
+    Draft models and stop tokens count where both runs have some; trained modules, code of plug-ins, engines and
+    options where both run their label: a default may have changed between versions, and so what a label without the
+    option stands for.
     """
     settings = zip(_settings(first).items(), _settings(second).values(), strict=True)
     differing = [
@@ -79,6 +80,9 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
         for (name, (shown, identity)), (other_shown, other_identity) in settings
         if identity != other_identity
     ]
+    stops = (first.target.stop_ids, second.target.stop_ids)
+    if all(stops) and stops[0] != stops[1]:
+        differing.append(Difference("stop tokens", *(" ".join(map(str, ids)) for ids in stops)))
     if first.draft and second.draft and first.draft.weights_sha256 != second.draft.weights_sha256:
         differing.append(Difference("draft", _model(first.draft), _model(second.draft)))
     ours, theirs = ({method.label: method for method in run.methods} for run in (first, second))

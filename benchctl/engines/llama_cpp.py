@@ -30,6 +30,7 @@ class LlamaCpp(Started):
 
     dialect = LlamaCppDialect()
     takes_threads = True
+    writes_gguf = True
 
     def __post_init__(self) -> None:
         if self.draft and self.ngram:

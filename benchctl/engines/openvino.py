@@ -32,6 +32,8 @@ class OpenVINO(Engine):
     draft_tokens: int = 5
     weights: str = ""
 
+    writes_gguf = True
+
     def __post_init__(self) -> None:
         if self.lookup < 0 or self.draft_tokens < 1:
             raise ValueError("lookup must be at least 0 and draft_tokens at least 1")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchctl.errors import InvalidData, UserError
 from benchctl.importing import Format
@@ -240,7 +240,7 @@ def _run(
     command: tuple[str, ...],
 ) -> Run:
     judges = {reply.judge for reply in contents.replies}
-    sizes = dict.fromkeys(("layers", "hidden_size", "parameters", "vocabulary", "context_tokens"), 0)
+    sizes: dict[str, Any] = dict.fromkeys(("layers", "hidden_size", "parameters", "vocabulary", "context_tokens"), 0)
     target = terms.target or UNKNOWN_TARGET + ", ".join(sorted(contents.models(labels[0])))
     return Run(
         name=name,

@@ -27,8 +27,9 @@ from benchctl.measuring.prompts.fit import Filler, fit_suite, make_filler
 from benchctl.measuring.prompts.suites import Suite, load_suite
 from benchctl.measuring.settings import ModelSettings, PromptSettings, RunSettings
 from benchctl.options import options_of
+from benchctl.records.progress import tried_prompts
 from benchctl.records.schema import EngineInfo, Scalar
-from benchctl.records.writer import check_output, read
+from benchctl.records.writer import check_output, read, scan
 from benchctl.serving.engine import Deployment, Engine
 
 NO_DRAFT = "it needs a draft model; name one with --draft-model"
@@ -57,14 +58,14 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     models = choose_models(settings.models)
     choices = choose_methods(settings.labels, models, settings.batch_size)
     if isinstance(choices[0].method, Engine):
-        check_engine_settings(settings)
+        check_engine_settings(settings, choices[0].method)
     for choice in choices:
         if isinstance(choice.method, Engine):
             choice.method.check(models.target)
     device, dtype = choose_device(settings.models)
     check_out(settings.out, settings)
     remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
-    if remembering and settings.resume and settings.out and settings.out.exists():
+    if remembering and settings.resume and settings.out and _is_partly_measured(settings.out):
         raise UserError(
             "memory_lost",
             f"--resume cannot restore what {', '.join(remembering)} remembered of the prompts before. Measure all of "
@@ -83,8 +84,22 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     return CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
 
 
-def check_engine_settings(settings: RunSettings) -> None:
+def _is_partly_measured(out: Path) -> bool:
+    if not out.exists() or not out.stat().st_size:
+        return False
+    file = scan(out)
+    rows = [row for row in file.rows if row.repeat >= 0]
+    done, prompts = tried_prompts(file.run, rows)
+    return bool(rows) and done < prompts
+
+
+def check_engine_settings(settings: RunSettings, engine: Engine) -> None:
     """Raises UserError for settings that concern our own decoding: engines answer one prompt at a time, greedily."""
+    if settings.models.weights == "float16" and not engine.writes_gguf:
+        raise UserError(
+            "not_for_engines",
+            "--weights float16 cannot be used: this engine reads the model's own weights. Leave it out.",
+        )
     asked = {
         "--temperature": settings.answers.temperature > 0,
         "--replay": settings.repeat.replay,
@@ -94,7 +109,7 @@ def check_engine_settings(settings: RunSettings) -> None:
     if wrong := [option for option, is_given in asked.items() if is_given]:
         raise UserError(
             "not_for_engines",
-            f"{', '.join(wrong)} cannot be used: engines decode greedily, one prompt at a time. Leave out.",
+            f"{', '.join(wrong)} cannot be used: engines decode greedily, one prompt at a time. Leave it out.",
         )
 
 

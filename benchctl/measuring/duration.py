@@ -47,7 +47,10 @@ def duration(checked: CheckedRun) -> Duration:
     jobs = sum(map(len, plan.by_batch())) + repeat.warm_up * len(plan.warm_up(1))
     generations = len(plan) + repeat.warm_up * sum(map(len, plan.warm_up(1)))
     turns = prompt_tokens(checked)
-    new_tokens = min(settings.answers.max_new_tokens, target.context_tokens - min(turns))
+    room = target.context_tokens - min(turns)
+    if settings.prompts.long_prompts == "cut":
+        room = max(room, min(settings.answers.max_new_tokens, target.context_tokens // 2))
+    new_tokens = min(settings.answers.max_new_tokens, room)
     form: Form = "float16" if settings.models.weights == "float16" else target.form
     step_s, row_s = calibrate(target, form, checked.device, Clock(checked.device))
     seconds = jobs * new_tokens * step_s + generations * sum(turns) / len(turns) * row_s

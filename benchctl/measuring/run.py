@@ -349,6 +349,7 @@ def model_info(name: str, target: Target) -> ModelInfo:
         weights_sha256=target.weights_sha256,
         tokenizer_sha256=target.tokenizer.sha256,
         chat_template_sha256=target.tokenizer.chat_template_sha256,
+        stop_ids=tuple(sorted(target.stop_ids)),
     )
 
 

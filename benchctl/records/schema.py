@@ -44,7 +44,10 @@ Mode = Literal["free", "replay", "profile"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """A model, and the hashes that show whether another run used the same one. Numbers are 0 in imported files."""
+    """A model, and the hashes that show whether another run used the same one. Numbers are 0 in imported files.
+
+    `stop_ids` are the tokens that end its answers; none where that is not known, as in files of earlier versions.
+    """
 
     name: str
     family: str
@@ -56,6 +59,7 @@ class ModelInfo:
     weights_sha256: str
     tokenizer_sha256: str
     chat_template_sha256: str
+    stop_ids: Counts = ()
 
 
 @dataclass(frozen=True, kw_only=True)

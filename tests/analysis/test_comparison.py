@@ -77,6 +77,12 @@ def test_the_code_of_a_plug_in_counts_where_both_runs_know_it() -> None:
     assert differences(one, other) == (Difference("code", "mine aa", "mine zz"),)
 
 
+def test_stop_tokens_count_where_both_runs_know_them() -> None:
+    unknown, one, other = (replace(RUN, target=replace(TARGET, stop_ids=ids)) for ids in ((), (2,), (2, 5)))
+    assert differences(unknown, one) == ()
+    assert differences(one, other) == (Difference("stop tokens", "2", "2 5"),)
+
+
 def test_the_engine_counts_where_both_runs_have_the_label() -> None:
     formats = (
         EngineInfo(name="llama.cpp", version="1", run="started", dtype=of, steps_from="counts", prefix_cache="off")

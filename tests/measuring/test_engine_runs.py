@@ -27,7 +27,7 @@ from benchctl.measuring import run as runs
 from benchctl.measuring.check import Choice, check
 from benchctl.measuring.machine.meter import Meter
 from benchctl.measuring.run import _check_same_engine, _deployment, run
-from benchctl.measuring.settings import AnswerSettings, RepeatSettings, RunSettings
+from benchctl.measuring.settings import AnswerSettings, ModelSettings, RepeatSettings, RunSettings
 from benchctl.records.schema import EngineInfo
 from benchctl.records.writer import RunFile
 from benchctl.registry import build
@@ -194,6 +194,7 @@ def test_an_engine_that_does_not_start_ends_the_run_and_those_that_did(run_folde
         (("vllm",), {"repeat": RepeatSettings(replay=True)}, "not_for_engines"),
         (("vllm",), {"repeat": RepeatSettings(profile=True)}, "not_for_engines"),
         (("vllm",), {"batch_size": 2}, "not_for_engines"),
+        (("vllm",), {"models": ModelSettings(weights="float16")}, "not_for_engines"),
     ],
 )
 def test_what_engines_cannot_do_is_refused_before_anything_starts(

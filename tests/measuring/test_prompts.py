@@ -345,6 +345,11 @@ def test_unknown_names_are_refused(
         own(Path(name))
 
 
+def test_a_category_without_a_name_is_not_the_whole_suite() -> None:
+    with refused("unknown_category", "koala"):
+        load_suite("koala/", source="embedded", limit=None, notify=print)
+
+
 FILE = "benchctl/assets/prompts/tasks.jsonl"
 
 

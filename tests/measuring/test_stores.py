@@ -137,6 +137,10 @@ def test_a_run_with_memory_cannot_be_resumed_and_one_without_can(raised: list[st
     _measured("run")
     words = ("--max-new-tokens", "12", "--repeats", "2", "--resume")
     refused = invoke_run("--method", "recalls[memory=run]", *words)
+    assert refused.exit_code == 0  # nothing is missing
+    lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
+    Path("out.jsonl").write_bytes(b"".join(lines[:-1]))
+    refused = invoke_run("--method", "recalls[memory=run]", *words)
     assert (refused.exit_code, raised[-1]) == (2, "memory_lost")
     _measured("prompt", "--out", "other.jsonl")
     assert invoke_run("--method", "recalls", *words, "--out", "other.jsonl").exit_code == 0

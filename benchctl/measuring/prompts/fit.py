@@ -46,7 +46,8 @@ def fit_suite(
         if tokens >= room:  # no room for a new token
             long_prompts[prompt.id] = tokens
     if not long_prompts:
-        return suite
+        chats = policy == "cut" and any(len(prompt.turns) > 1 for prompt in suite.prompts)
+        return replace(suite, origin=f"{suite.origin}, later turns cut where too long") if chats else suite
     if policy == "error":
         listed = ", ".join(f"{prompt_id} ({tokens})" for prompt_id, tokens in islice(long_prompts.items(), _LISTED))
         more = f" and {len(long_prompts) - _LISTED} more" if len(long_prompts) > _LISTED else ""

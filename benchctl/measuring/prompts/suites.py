@@ -288,7 +288,7 @@ def evenly(prompts: Sequence[Prompt], limit: int | None) -> tuple[Prompt, ...]:
 
 def _of_category(prompts: Sequence[Prompt], name: str, category: str) -> tuple[Prompt, ...]:
     kept = tuple(replace(prompt, suite=f"{name}/{category}") for prompt in prompts if prompt.category == category)
-    if not kept:
+    if not (kept and category):
         known = ", ".join(dict.fromkeys(prompt.category for prompt in prompts if prompt.category)) or "none"
         raise UserError("unknown_category", f'{name} has no category "{category}"; its categories: {known}')
     return kept
