@@ -30,7 +30,7 @@ from benchctl.sweeps.folder import finished_of, read_commands, status, write_com
 from benchctl.sweeps.spec import Unit, read_spec, units
 from benchctl.sweeps.work import Place, Settings, exclusive, places
 
-REPEATS = 30  # long enough to be killed in the middle
+REPEATS = 60  # long enough to be killed in the middle
 TINY: dict[str, Any] = {
     "models": [{"model": "target", "draft-model": "draft"}],
     "families": {"drafting": ["two_model[draft_tokens=2]"], "looking": ["prompt_lookup"]},
