@@ -72,6 +72,9 @@ class _Verbs(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.obj = list(args)  # the verb and its arguments, which an interrupt prints
+        for word in args:
+            if any("\ud800" <= letter <= "\udfff" for letter in word):  # no results file could hold it
+                raise click.UsageError(f"{word!a} is not UTF-8. Rename the file, or write the word in UTF-8.", ctx)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:

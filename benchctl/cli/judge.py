@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,8 +32,6 @@ KEY_ENV = "OPENAI_API_KEY"
 CACHE = "judge-cache"
 _OF_PAID = ("base_url", "key_env", "max_usd", "price_in", "price_out")
 _OF_ASKED = ("repeats", "tries", "concurrency", "cache")
-# What measuring.prompts.fit puts behind an origin.
-_REMARK = re.compile(r", \d+ longer than the context (?:left out|cut)$")
 
 
 @dataclass(frozen=True)
@@ -165,11 +162,12 @@ def _judging(files: Sequence[RunFile], options: JudgeOptions, display: JudgeDisp
 def _suite(file: RunFile, info: SuiteInfo, source: str, notify: Notify) -> Suite:
     """The prompts of a file, identified by their hash: so many as --limit keeps or, in earlier versions, kept, or
     those that were not too long."""
+    from benchctl.measuring.prompts.fit import without_remark
     from benchctl.measuring.prompts.suites import evenly, load_suite, suite_names
 
     # The source that was measured; "file" is a suite in BENCHCTL_DATA that differs from the published one.
     asked = info.source if source == "auto" and info.source != "file" else source
-    name = info.name if info.name.partition("/")[0] in suite_names() else _REMARK.sub("", info.origin)
+    name = info.name if info.name.partition("/")[0] in suite_names() else without_remark(info.origin)
     suite = load_suite(name, source=asked, limit=None, notify=notify)
     if file.run.imported:
         return suite

@@ -322,6 +322,28 @@ def test_a_session_that_was_interrupted_changes_no_ratio_of_two_runs() -> None:
     assert found.by_sessions == pytest.approx(0, abs=1e-9)
 
 
+def _interrupted(kept: Sequence[int], drift: Sequence[float] = (1, 1, 1)) -> Interval:
+    """So many prompts of each session, the slow half of 40 first; `drift` is what a session does to the ratio."""
+    pace = np.repeat([1.2, 2.0], 20) * np.random.default_rng(5).lognormal(0, 0.05, 40)
+    tops = [pace[:prompts] * shift for prompts, shift in zip(kept, drift, strict=False)]
+    sessions = np.repeat(range(len(kept)), kept)
+    places = np.concatenate([np.arange(prompts) for prompts in kept])
+    return _interval(np.concatenate(tops), np.ones(len(places)), Levels(sessions, places))
+
+
+def test_prompts_that_a_session_lacks_are_no_difference_between_sessions() -> None:
+    """An interrupted second session, of slow prompts alone, made the interval three times as wide."""
+
+    def width(interval: Interval) -> float:
+        return log(interval.high / interval.low)
+
+    assert width(_interrupted((40, 20))) == pytest.approx(width(_interrupted((40,))), rel=0.2)
+    assert width(_interrupted((40, 40, 3))) == pytest.approx(width(_interrupted((40, 40))), rel=0.2)
+    drifting = width(_interrupted((40, 40), drift=(1, 1.1)))
+    assert drifting > 2 * width(_interrupted((40, 40))), "sessions that do differ widen it"
+    assert width(_interrupted((40, 30), drift=(1, 1.1))) == pytest.approx(drifting, rel=0.25)
+
+
 def test_a_later_turn_of_an_engine_is_not_compared_with_one_after_another_text() -> None:
     """Its first turns differ by rounding, so the same short second answer may come in other steps."""
     turns = pd.DataFrame(

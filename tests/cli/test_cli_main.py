@@ -48,6 +48,12 @@ def test_help_imports_nothing_heavy_and_the_list_of_verbs_none_of_them(arguments
     assert arguments != ["--help"] or not any(name.startswith("benchctl.cli.") for name in modules)
 
 
+def test_a_word_that_is_not_utf_8_is_refused() -> None:
+    """A prompt file of such a name ended `run` in a traceback, when its answers were to be written."""
+    result = cli("run", "--bench", b"b\xff.jsonl".decode(errors="surrogateescape"))
+    assert result.exit_code == 2 and "not UTF-8" in result.stderr
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_line_of_a_verb_begins_its_own_help(verb: str) -> None:
     command = main.get_command(click.Context(main), verb)

@@ -307,7 +307,7 @@ def test_a_draft_model_with_another_draft_vocabulary_is_another_model(tmp_path: 
 
 
 def test_a_vocabulary_alone_does_not_identify_a_model(tmp_path: Path) -> None:
-    """Weights in another format than safetensors are hashed tensor by tensor, also with such a file next to them."""
+    """A model made in memory is hashed tensor by tensor, also with such a file in its folder."""
     hashes = set()
     for seed in (1, 2):
         write_draft_vocabulary(tmp_path, torch.tensor([1, 2]))

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import refused
+from safetensors.torch import load_file
 from tiny import VARIANTS, tiny_folder, tiny_target, tiny_tokenizer
 from transformers import AddedToken
 
 from benchctl.decoding.model import tokenizer
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import Target, files_sha256
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Once upon"}, {"role": "assistant", "content": "a time"}]
@@ -203,3 +204,15 @@ def test_other_differences_of_a_draft_models_tokens_are_refused(draft: TargetTok
 def test_hashes_without_a_folder_are_of_the_weights_in_memory() -> None:
     assert tiny_target("llama").weights_sha256 == tiny_target("llama").weights_sha256
     assert tiny_target("llama").weights_sha256 != tiny_target("llama", seed=1).weights_sha256
+
+
+def test_pickled_weights_and_their_configuration_tell_targets_apart(tmp_path: Path) -> None:
+    """Only matrices and gains were hashed: another rope_theta, or other biases, was the same target."""
+    folders = [tiny_folder(tmp_path / str(theta), rope_theta=theta) for theta in (1e4, 1e5)]
+    for folder in folders:
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    one, other = (Target.load(folder).weights_sha256 for folder in folders)
+    assert one != other and one == files_sha256(folders[0])
+    (folders[0] / "pytorch_model.bin").write_bytes(b"other weights")
+    assert files_sha256(folders[0]) != one

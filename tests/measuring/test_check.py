@@ -27,6 +27,7 @@ from benchctl.measuring.check import (
     choose_models,
     name_run,
 )
+from benchctl.measuring.prompts.fit import without_remark
 from benchctl.methods.medusa import Medusa
 from benchctl.methods.two_model import TwoModel
 from benchctl.registry import parse_label, with_trained
@@ -202,7 +203,18 @@ def test_long_prompts_can_be_left_out_or_cut_and_the_record_says_so(
     prompts = ask.PromptSettings(benches=(str(long_prompts),), long_prompts=policy)
     (suite,) = quiet_check(replace(settings, prompts=prompts)).suites
     assert [prompt.id for prompt in suite.prompts] == kept
-    assert suite.origin.endswith(f", 2 longer than the context {remark}")
+    assert suite.origin == f"{long_prompts}, 2 longer than the context {remark}"
+    assert without_remark(suite.origin) == str(long_prompts), "so that its prompts can be judged"
+
+
+def test_where_chats_may_be_cut_the_record_says_so(settings: ask.RunSettings, tmp_path: Path) -> None:
+    """`benchctl judge` looked for a file of that whole name."""
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"turns": ["a", "b"]}\n')
+    (suite,) = quiet_check(
+        replace(settings, prompts=ask.PromptSettings(benches=(str(chats),), long_prompts="cut"))
+    ).suites
+    assert suite.origin != str(chats) == without_remark(suite.origin)
 
 
 def test_leaving_out_every_prompt_is_refused(settings: ask.RunSettings, long_prompts: Path) -> None:

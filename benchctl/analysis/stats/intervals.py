@@ -348,11 +348,21 @@ def _sessions(
 
 
 def _within(influence: Floats, by_prompts: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]:
-    """Sessions crossed with prompts: the variance between sessions, less most of what the noise within explains."""
+    """Sessions crossed with prompts: the variance between sessions, less most of what the noise within explains.
+
+    A session that was interrupted lacks prompts, which are no difference between sessions: what all sessions of at
+    least half of the prompts have stands for the whole.
+    """
     s, p = int(sessions.max()) + 1, int(prompts.max()) + 1
-    if s < 2:
+    there = np.zeros((s, p), dtype=bool)
+    there[sessions, prompts] = True
+    long = there.sum(axis=1) * 2 >= p
+    shared = there[long].all(axis=0)
+    s, p = int(long.sum()), int(shared.sum())
+    if s < 2 or p < 2:
         return [_Sessions(0.0, 1)] * influence.shape[1]
-    cells = _totals(influence, sessions * p + prompts, s * p).reshape(s, p, -1)
+    cells = _totals(influence, sessions * len(shared) + prompts, there.size).reshape(*there.shape, -1)[long][:, shared]
+    cells = (cells - cells.mean(axis=(0, 1))) * there.sum() / cells[..., 0].size
     by_session, by_prompt = cells.sum(axis=1), cells.sum(axis=0)
     noise = cells - by_session[:, None] / p - by_prompt[None] / s
     spread = s / (s - 1) * (by_session**2).sum(axis=0)

@@ -114,15 +114,19 @@ def quiet() -> Iterator[None]:
 DRAFT_VOCABULARY = "draft_vocabulary.safetensors"  # in the folder of a draft model, next to its weights
 
 
-def _has_weights(folder: Path) -> bool:
-    """Whether its weights are safetensors, whose hash identifies a model."""
-    return any(file.name != DRAFT_VOCABULARY for file in folder.glob("*.safetensors"))
+def _weight_files(folder: Path) -> list[Path]:
+    """Those whose hash identifies a model: safetensors or, where there are none, what torch pickled."""
+    kept = sorted(folder.glob("*.safetensors"))
+    if all(file.name == DRAFT_VOCABULARY for file in kept):
+        pickled = sorted(folder.glob("pytorch_model*.bin"))
+        kept = [*kept, *pickled] if pickled else []
+    return kept
 
 
 def folder_sha256(folder: Path) -> str:
     """Hash of a model folder's weights and of the configuration that says how they are read."""
     digest = hashlib.sha256()
-    for file in (*sorted(folder.glob("*.safetensors")), folder / "config.json"):
+    for file in (*_weight_files(folder), folder / "config.json"):
         with file.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
@@ -131,7 +135,7 @@ def folder_sha256(folder: Path) -> str:
 def files_sha256(path: str | Path) -> str:
     """What `files_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
     folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
-    return folder_sha256(folder) if folder is not None and _has_weights(folder) else ""
+    return folder_sha256(folder) if folder is not None and _weight_files(folder) else ""
 
 
 def form_sha256(files: str, weights: str) -> str:
@@ -306,7 +310,7 @@ class Target:
     @cached_property
     def files_sha256(self) -> str:
         """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
-        if self.folder is not None and _has_weights(self.folder):
+        if self.folder is not None and _weight_files(self.folder):
             return folder_sha256(self.folder)
         digest = hashlib.sha256()
         for tensor in self._tensors():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -13,6 +14,8 @@ from benchctl.measuring.prompts.suites import Suite
 from benchctl.measuring.settings import LongPrompts
 
 _LISTED = 20
+# What fit_suite puts behind an origin.
+_REMARK = re.compile(r", (?:\d+ longer than the context (?:left out|cut)|later turns cut where too long)$")
 
 
 def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) -> list[int]:
@@ -67,6 +70,11 @@ def fit_suite(
     remark = f"{len(long_prompts)} longer than the context {'left out' if policy == 'skip' else 'cut'}"
     notify(f"{suite.name}: {len(suite.prompts)} prompts, {remark}")
     return replace(suite, prompts=kept, origin=f"{suite.origin}, {remark}")
+
+
+def without_remark(origin: str) -> str:
+    """Where a suite comes from, whatever `fit_suite` did to its prompts."""
+    return _REMARK.sub("", origin)
 
 
 @dataclass(frozen=True)
