@@ -24,6 +24,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from benchctl import __version__
 from benchctl.bundled import cache_folder
 from benchctl.errors import UserError
 from benchctl.options import Option, changed_options, convert_options, options_of
@@ -138,25 +139,29 @@ def source_sha256(name: str) -> str:
 
 
 def note_examined(name: str, label: str, passed: bool) -> None:
-    """Keep what `doctor` found about a label of a method whose code is as it is now, for `doctor_result`."""
+    """Keep what `doctor` found about a label of a method, for `doctor_result`: it holds for its code and benchctl's."""
     path = cache_folder() / _EXAMINED
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_examined() | {f"{source_sha256(name)} {label}": passed}), encoding="utf-8")
+    path.write_text(json.dumps(_examined() | {f"{_code(name)} {label}": passed}), encoding="utf-8")
 
 
 def doctor_result(name: str, label: str) -> Literal["", "passed", "failed", "never"]:
-    """What `doctor` found about this label of a plug-in whose code is as it is now, or else about its other labels: one
-    that failed counts. "" for a method that benchctl ships."""
+    """What this version's `doctor` found about this label of a plug-in whose code is as it is now, or else about its
+    other labels: one that failed counts. "" for a method that benchctl ships."""
     if name in SHIPPED:
         return ""
-    code = source_sha256(name)
+    code = _code(name)
     found = {key: passed for key, passed in _examined().items() if key.startswith(code)}
     known = [found[own]] if (own := f"{code} {label}") in found else list(found.values())
     return "never" if not known else "passed" if all(known) else "failed"
 
 
+def _code(name: str) -> str:
+    return f"{source_sha256(name)} {__version__}"
+
+
 def _examined() -> dict[str, bool]:
-    """Whether `doctor` passed a label, by the hash of the code and the label."""
+    """Whether `doctor` passed a label, by the code that was examined and the label."""
     try:
         found = json.loads((cache_folder() / _EXAMINED).read_text(encoding="utf-8"))
     except (OSError, ValueError):

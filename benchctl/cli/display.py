@@ -117,7 +117,7 @@ class RunDisplay(_Display):
         parts += [f"{summary.failed} FAILED (see `error` in the file)"] if summary.failed else []
         parts += [f"{summary.marked} rounds disturbed (see `invalid` in the file)"] if summary.marked else []
         parts += [f"{summary.lost} rounds have no undisturbed try"] if summary.lost else []
-        parts += [f"{count} of {label} are MISSING for lack of memory" for label, count in summary.missing.items()]
+        parts += [f"{count} of {label} are missing for lack of memory" for label, count in summary.missing.items()]
         if summary.measured:
             parts.append(f"{summary.warm_up_rounds} warm-up round{'s' * (summary.warm_up_rounds != 1)}")
         self.notice("; ".join(parts) + ".")

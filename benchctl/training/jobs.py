@@ -107,7 +107,7 @@ def check_run(
 def check_device(device: str) -> None:
     """Raises UserError for a GPU that is not there."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UserError("unknown_device", f"unknown device '{device}'; there are cpu, cuda and cuda:1")
+        raise UserError("unknown_device", f"unknown device '{device}'; give cpu, cuda, or cuda:1 for the second GPU")
     there = torch.cuda.device_count() if device.startswith("cuda") else 1
     if there == 0:
         raise UserError("no_gpu", "there is no usable GPU here; train with --device cpu")

@@ -20,7 +20,7 @@ from runs import FIRST_FAST, NEW_TOKENS, check_tree, pair, prepared, prompt_of, 
 from warned import ids
 
 import benchctl.measuring.run as run_module
-from benchctl import registry
+from benchctl import __version__, registry
 from benchctl.analysis.names import label_lines
 from benchctl.conformance import checks
 from benchctl.conformance.findings import Deviation
@@ -245,7 +245,8 @@ def test_draft_models_and_modules_of_parts_are_chosen_as_for_the_parts_alone() -
 def test_code_of_a_part_that_is_a_plug_in_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "SHIPPED", registry.SHIPPED - {"suffix"})
     monkeypatch.setattr(run_module, "SHIPPED", registry.SHIPPED)
-    for found, doctor in (({}, "never"), ({source_sha256("suffix"): False}, "failed")):
+    examined = {f"{source_sha256('suffix')} {__version__} suffix": False}
+    for found, doctor in (({}, "never"), (examined, "failed")):
         monkeypatch.setattr(registry, "_examined", lambda found=found: found)
         alone, part = (
             method_info(choose_method(label, Models("ref-dense", "")))

@@ -278,6 +278,9 @@ def test_what_doctor_found_holds_for_the_code_as_it_was(tmp_path: Path, monkeypa
     assert (registry.doctor_result("repeat", "repeat"), registry.doctor_result("medusa", "medusa")) == ("never", "")
     registry.note_examined("repeat", "repeat", passed=True)
     assert registry.doctor_result("repeat", "repeat") == "passed"
+    with monkeypatch.context() as later:
+        later.setattr(registry, "__version__", "99")  # its loop may be another one
+        assert registry.doctor_result("repeat", "repeat") == "never"
     code.write_text("second")
     assert registry.doctor_result("repeat", "repeat") == "never"
     registry.note_examined("repeat", "repeat", passed=False)

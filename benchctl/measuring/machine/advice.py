@@ -150,8 +150,8 @@ def _about_cores(setup: Setup, load: LoadSample, threads: int) -> list[str]:
         advice.append(f"it waited for a core {waited:.0%} of the time: stop other work, or wait until it is done.")
     elif foreign is not None and foreign > _MUCH_CORES:
         advice.append(
-            f"others use {foreign:.1f} of {cores.format('')}, and with them memory and clock: stop them, or wait until "
-            "they are done."
+            f"other processes use {foreign:.1f} of {cores.format('')}, which also slows memory and lowers the clock: "
+            "stop them, or wait until they are done."
         )
     if threads == setup.cores > 1:
         advice.append(

@@ -89,7 +89,7 @@ def read_corpus(sources: Sequence[str]) -> Corpus:
     train = [record for record, out in zip(train, moved, strict=True) if not out]
     if not train:
         raise UserError(
-            "no_training_data", "all of the data has a name with val or test and is held out; give files to train on"
+            "no_training_data", "every file has val or test in its name and is held out; give files to train on"
         )
     if not held_out:
         raise UserError(

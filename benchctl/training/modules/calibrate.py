@@ -240,8 +240,9 @@ def _check_room(out: Path, promised: Risk, prompts: int, job_context: JobContext
 
 def _too_few(what: str, promised: Risk) -> str:
     return (
-        f"{what} can never show a risk below {promised.delta:g} with chance {1 - promised.epsilon:g}: it takes "
-        f"{promised.fewest} at least; give more held-out data and --calibrate-prompts, or a larger delta or epsilon"
+        f"{what} are too few to show a risk below {promised.delta:g} with probability {1 - promised.epsilon:g}: at "
+        f"least {promised.fewest} are needed; give more held-out data and --calibrate-prompts, or a larger delta or "
+        "epsilon"
     )
 
 
