@@ -154,8 +154,8 @@ def check_shape(shape: ModelShape) -> None:
     if shape.hidden // shape.heads % 2:
         raise UserError(
             "shapes_do_not_fit",
-            f"--heads {shape.heads} gives heads of {shape.hidden // shape.heads} numbers, and rotary positions need an even "
-            "count; give other --heads",
+            f"--heads {shape.heads} gives heads of {shape.hidden // shape.heads} numbers; rotary positions need an "
+            "even count; give other --heads",
         )
 
 
