@@ -199,7 +199,8 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
             "unsupported_rope",
             f"{file}: scaled or partial rotary positions cannot be read from GGUF; use the model's own folder",
         )
-    ends = (_value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))  # text, turn, message
+    of_text_turn_message = (_value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    ends = list(dict.fromkeys(id for id in of_text_turn_message if id is not None))
     config = {
         "architectures": [CLASSES[family]],
         "model_type": family,
@@ -219,7 +220,8 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": _tensor(reader, "output.weight") is None,
         "bos_token_id": _value(reader, "tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(id for id in ends if id is not None)) or None,
+        # One id as such: the hash of the folder identifies a model, also those fetched before there were several.
+        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
         "dtype": "float32",
     }
     if family == "llama":

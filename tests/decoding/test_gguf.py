@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -147,6 +148,14 @@ def test_a_file_is_converted_once_and_altered_files_are_noticed(tmp_path: Path) 
     (tmp_path / "cache").rename(moved)
     with refused("damaged_cache"):
         converted(copy, moved)
+
+
+def test_a_model_that_was_converted_earlier_keeps_its_hash(tmp_path: Path) -> None:
+    """Modules and results name the hash of a target's folder. A list of one token that ends answers, instead of its
+    number, would make everything that was measured with smollm2 be of another target."""
+    folder = converted(plain_file(tmp_path), tmp_path / "cache")
+    written = (folder / "config.json").read_bytes()
+    assert hashlib.sha256(written).hexdigest()[:16] == "029fbc991d7067b6", written.decode()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
