@@ -70,9 +70,9 @@ def _model(model: ModelInfo) -> str:
 def differences(first: Run, second: Run) -> tuple[Difference, ...]:
     """The settings by which two runs cannot be compared; empty when they can.
 
-    Draft models and stop tokens count where both runs have some; trained modules, code of plug-ins, engines and
-    options where both run their label: a default may have changed between versions, and so what a label without the
-    option stands for.
+    Draft models and stop tokens count where both runs have some; trained modules, code of plug-ins, versions and
+    precisions of engines and options where both run their label: a default may have changed between versions, and so
+    what a label without the option stands for.
     """
     settings = zip(_settings(first).items(), _settings(second).values(), strict=True)
     differing = [
@@ -92,9 +92,13 @@ def differences(first: Run, second: Run) -> tuple[Difference, ...]:
             differing.append(Difference("modules", *(f"{label} {method.modules_sha256[:8]}" for method in both)))
         if one.source_sha256 and other.source_sha256 and one.source_sha256 != other.source_sha256:
             differing.append(Difference("code", *(f"{label} {method.source_sha256[:8]}" for method in both)))
-        engines = [f"{label} {engine.version} {engine.dtype}" for method in both if (engine := method.engine)]
-        if len(set(engines)) > 1:
-            differing.append(Difference("engine", *engines))
+        if one.engine and other.engine:
+            for field, facts in (
+                ("engine", (one.engine.version, other.engine.version)),
+                ("engine precision", (one.engine.dtype, other.engine.dtype)),
+            ):
+                if all(facts) and facts[0] != facts[1]:
+                    differing.append(Difference(field, *(f"{label} {fact}" for fact in facts)))
         if changed := [name for name, value in one.options.items() if value != other.options.get(name, value)]:
             shown = (" ".join([label, *(f"{name}={method.options[name]}" for name in changed)]) for method in both)
             differing.append(Difference("options", *shown))

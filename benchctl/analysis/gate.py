@@ -27,6 +27,7 @@ REQUIREMENTS: Final[tuple[Requirement, ...]] = ("identical", "tie", "numeric", "
 Outcome = Literal["passed", "inconclusive", "failed"]
 _OUTCOMES: Final[tuple[Outcome, ...]] = ("passed", "inconclusive", "failed")  # from the best to the worst
 _MACHINE = ("cpu", "gpu", "cores", "memory_bytes")  # facts of which absolute times depend
+_UNDER_TEST = ("code", "engine")  # differences that a gate is for: other versions of a plug-in and of an engine
 # Spreads of sessions, where each run has only one. Of tokens/s: three published runs of one program on one machine had
 # 101.3, 102.6 and 94.7 (Medusa on Vicuna-7B). Of speed-ups: the five sessions results/reference/all-*.jsonl.
 _SESSION_SPREADS = {SPEEDUP.label: 0.026, TOKENS_PER_S.label: 0.043}
@@ -293,7 +294,7 @@ def _changes(
     group: Group, previous: Group, conditions: Conditions
 ) -> tuple[Mapping[str, tuple[Change, ...]], tuple[str, ...]]:
     """For every label that was measured then: its speed-up, and on the same machine its tokens/s."""
-    apart = [each for each in differing(previous.files, group.files) if each.field not in _MACHINE]
+    apart = [each for each in differing(previous.files, group.files) if each.field not in (*_MACHINE, *_UNDER_TEST)]
     if apart:
         settings = "; ".join(f"{each.field} is {each.second} (previous run: {each.first})" for each in apart)
         raise InvalidData("runs_differ", f"not comparable with {previous.files[0].path}: {settings}.")

@@ -13,7 +13,7 @@ from benchctl.analysis.frame.build import claims_exact, pair
 from benchctl.analysis.metrics.speed import SPEEDUP
 from benchctl.analysis.names import table_labels
 from benchctl.analysis.stats.estimates import levels
-from benchctl.analysis.stats.intervals import LEAST_PROMPTS, LEVEL, Levels, p_value
+from benchctl.analysis.stats.intervals import LEAST_PROMPTS, LEVEL, Levels, evened, p_value
 from benchctl.analysis.tables.columns import spread
 
 _GENERATION = ["file", "session", "suite", "batch", "prompt_id", "turn", "repeat"]
@@ -172,6 +172,7 @@ def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, tuple[flo
             pairs = pair(frame, first, second)
             above, below = (pairs[name].to_numpy(float) for name in ("whole_s_baseline", "whole_s"))
             level = levels(pairs)
+        above, below = evened(level) * above, evened(level) * below
         logarithm = log(above.sum() / below.sum()) if len(above) else 0.0
         ratios[first, second] = logarithm, (p_value(above, below, level) if logarithm else 1.0)
     return ratios

@@ -83,15 +83,18 @@ def test_stop_tokens_count_where_both_runs_know_them() -> None:
     assert differences(one, other) == (Difference("stop tokens", "2", "2 5"),)
 
 
-def test_the_engine_counts_where_both_runs_have_the_label() -> None:
-    formats = (
-        EngineInfo(name="llama.cpp", version="1", run="started", dtype=of, steps_from="counts", prefix_cache="off")
-        for of in ("float32", "q4_0")
+def test_the_engine_counts_where_both_runs_know_its_version_and_precision() -> None:
+    engine = EngineInfo(
+        name="llama.cpp", version="1", run="started", dtype="float32", steps_from="counts", prefix_cache="off"
     )
-    one, other = (
-        replace(RUN, methods=(*RUN.methods, replace(method("llama_cpp"), engine=engine))) for engine in formats
+    changes = ({}, {"version": "2"}, {"dtype": "q4_0"}, {"version": "", "dtype": ""})
+    one, newer, coarser, unknown = (
+        replace(RUN, methods=(*RUN.methods, replace(method("llama_cpp"), engine=replace(engine, **change))))
+        for change in changes
     )
-    assert differences(one, other) == (Difference("engine", "llama_cpp 1 float32", "llama_cpp 1 q4_0"),)
+    assert differences(one, newer) == (Difference("engine", "llama_cpp 1", "llama_cpp 2"),)
+    assert differences(one, coarser) == (Difference("engine precision", "llama_cpp float32", "llama_cpp q4_0"),)
+    assert differences(one, unknown) == ()
 
 
 def test_imports_of_other_loads_are_not_comparable() -> None:

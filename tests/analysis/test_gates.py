@@ -187,6 +187,17 @@ def test_a_label_that_lost_speed_fails(tmp_path: Path, factor: float, code: int)
     assert change["interval"]["low"] < change["ratio"] < change["interval"]["high"]
 
 
+def test_a_new_version_of_a_plug_in_is_compared_with_the_old_one(tmp_path: Path) -> None:
+    """Compared as two sessions of one label they are refused; for a gate their difference is the question."""
+    old, new = (
+        replace(RUN, methods=tuple(replace(each, source_sha256=code * (each.label == DRAFTED)) for each in RUN.methods))
+        for code in ("aa", "zz")
+    )
+    files = _two(tmp_path, _slowed(usual_rows(60), 1.25, DRAFTED), usual_rows(60), methods=new.methods)
+    write(files[2], usual_rows(60), old)
+    assert [name for name, label in _labels(*files).items() if label["outcome"] == "failed"] == [DRAFTED]
+
+
 def test_a_run_in_which_everything_became_slower_by_30_percent_fails(tmp_path: Path) -> None:
     """The speed-ups stayed the same, so a gate on ratios alone let it pass."""
     files = _two(tmp_path, _slowed(usual_rows(24), 1.3), _slowed(usual_rows(24), 1, seed=1))

@@ -18,6 +18,7 @@ from benchctl.analysis.stats.intervals import (
     Levels,
     Observations,
     critical,
+    evened,
     p_value,
     quotient,
     ratio_intervals,
@@ -322,26 +323,41 @@ def test_a_session_that_was_interrupted_changes_no_ratio_of_two_runs() -> None:
     assert found.by_sessions == pytest.approx(0, abs=1e-9)
 
 
-def _interrupted(kept: Sequence[int], drift: Sequence[float] = (1, 1, 1)) -> Interval:
-    """So many prompts of each session, the slow half of 40 first; `drift` is what a session does to the ratio."""
-    pace = np.repeat([1.2, 2.0], 20) * np.random.default_rng(5).lognormal(0, 0.05, 40)
-    tops = [pace[:prompts] * shift for prompts, shift in zip(kept, drift, strict=False)]
-    sessions = np.repeat(range(len(kept)), kept)
-    places = np.concatenate([np.arange(prompts) for prompts in kept])
-    return _interval(np.concatenate(tops), np.ones(len(places)), Levels(sessions, places))
+def _interrupted(
+    kept: Sequence[int], drift: float = 0.0, pace: float = 1.0, lengths: Sequence[float] = (1, 1)
+) -> tuple[float, float]:
+    """The ratio, and the logarithm of the interval's ends divided, of so many prompts of each session.
+
+    Of 40 prompts the first 20 have a ratio of 1.2 and the others of 2. Every second session has a ratio higher by
+    `drift`, and takes `pace` times as long for both. `lengths` are those of the first and of the last 20.
+    """
+    chance = np.random.default_rng(5)
+    ratios, bottoms = np.repeat([1.2, 2.0], 20) * chance.lognormal(0, 0.05, 40), np.repeat(np.array(lengths, float), 20)
+    sessions, places = np.repeat(range(len(kept)), kept), np.concatenate([np.arange(prompts) for prompts in kept])
+    second = sessions % 2
+    below = bottoms[places] * np.where(second, pace, 1.0)
+    above = below * ratios[places] * np.where(second, 1 + drift, 1.0)
+    levels = Levels(sessions, places)
+    weights = evened(levels)
+    interval = _interval(weights * above, weights * below, levels)
+    return float((weights * above).sum() / (weights * below).sum()), log(interval.high / interval.low)
 
 
 def test_prompts_that_a_session_lacks_are_no_difference_between_sessions() -> None:
-    """An interrupted second session, of slow prompts alone, made the interval three times as wide."""
+    """An interrupted second session, of prompts with a small ratio alone, made the interval three times as wide."""
+    ratio, width = _interrupted((40, 40))
+    for kept in ((40, 20), (40, 19), (40, 40, 3), (40, 20, 20)):
+        assert _interrupted(kept) == (pytest.approx(ratio), pytest.approx(width, rel=0.05)), "sessions that are equal"
+    assert _interrupted((40, 20), pace=1.3)[1] == pytest.approx(width, rel=0.3), "what slows both down cancels"
 
-    def width(interval: Interval) -> float:
-        return log(interval.high / interval.low)
 
-    assert width(_interrupted((40, 20))) == pytest.approx(width(_interrupted((40,))), rel=0.2)
-    assert width(_interrupted((40, 40, 3))) == pytest.approx(width(_interrupted((40, 40))), rel=0.2)
-    drifting = width(_interrupted((40, 40), drift=(1, 1.1)))
-    assert drifting > 2 * width(_interrupted((40, 40))), "sessions that do differ widen it"
-    assert width(_interrupted((40, 30), drift=(1, 1.1))) == pytest.approx(drifting, rel=0.25)
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 4), (4, 1)])
+def test_sessions_that_differ_widen_the_interval_also_where_one_was_interrupted(lengths: tuple[float, ...]) -> None:
+    width = _interrupted((40, 40), drift=0.05, lengths=lengths)[1]
+    assert width > 2 * _interrupted((40, 40), lengths=lengths)[1]
+    assert _interrupted((40, 20), drift=0.05, lengths=lengths)[1] == pytest.approx(width, rel=0.3)
+    three = _interrupted((40, 40, 40), drift=0.2, lengths=lengths)[1]
+    assert _interrupted((40, 19, 19), drift=0.2, lengths=lengths)[1] == pytest.approx(three, rel=0.3)
 
 
 def test_a_later_turn_of_an_engine_is_not_compared_with_one_after_another_text() -> None:

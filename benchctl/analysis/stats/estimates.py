@@ -12,7 +12,16 @@ import pandas as pd
 from scipy.special import betaincinv
 
 from benchctl.analysis.metrics.metric import Column, Metric, ones, zeros
-from benchctl.analysis.stats.intervals import LEVEL, Floats, Interval, Ints, Levels, ratio_intervals, ratios_of_sums
+from benchctl.analysis.stats.intervals import (
+    LEVEL,
+    Floats,
+    Interval,
+    Ints,
+    Levels,
+    evened,
+    ratio_intervals,
+    ratios_of_sums,
+)
 
 _FEW = 5  # prompts that differ from the others, below which a share has at least the exact binomial interval
 _OUTCOMES = ("share", "points", "nats/token")  # units of figures whose tops say nothing about a prompt's length
@@ -38,10 +47,10 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
 
     A value is None where it has no meaning, such as an acceptance rate where nothing was drafted.
     """
-    tops, bottoms, less_tops, less_bottoms = _sums(pairs, metrics)
+    drawn = levels(pairs)
+    tops, bottoms, less_tops, less_bottoms = (evened(drawn)[:, None] * sums for sums in _sums(pairs, metrics))
     uses_baseline = [metric.uses_baseline for metric in metrics]
     subtracted = [metric.less is not None for metric in metrics]
-    drawn = levels(pairs)
     intervals = ratio_intervals(
         tops,
         bottoms,

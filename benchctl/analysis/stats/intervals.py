@@ -7,6 +7,7 @@ A pair (method, baseline) stays together throughout: what slows both down cancel
   remains gives the standard error (Tukey 1958; Efron, Tibshirani: An Introduction to the Bootstrap, 1993, chapter 11),
   and Student's t gives the interval. Prompts that take most of the time count for many, so few of them make a wide
   interval (see `_standard_errors`). `python -m benchmarks.coverage` counts how often such intervals contain the truth.
+* A prompt that only some of the sessions have counts like any other (`evened`).
 * Sessions are few. The variance between sessions, less what the noise within them explains, gives their error by
   Student's t (Cornfield, Tukey: Average Values of Mean Squares in Factorials, 1956). Sessions and prompts are crossed:
   another session measures the same prompts again, so it adds no information about how prompts differ.
@@ -278,12 +279,58 @@ def _errors(
     prompt_errors, freedoms = _standard_errors(scaled, [np.where(outcomes, below, _totals(tops, prompts)), below])
     by_prompts = (prompt_errors * np.where(logarithmic, value, 1)) ** 2
     sessions = _sessions(influence, by_prompts, levels, uses_baseline)
+    crossed = _crossed(levels)
+    if crossed.any() and not crossed.all():
+        less = subtracted.less and (subtracted.less[0][crossed], subtracted.less[1][crossed])
+        other = None if levels.other_session is None else levels.other_session[crossed]
+        part = _errors(
+            tops[crossed],
+            bottoms[crossed],
+            Levels(levels.session[crossed], levels.prompt[crossed], other),
+            subtracted._replace(less=less),
+            uses_baseline,
+            outcomes,
+        )
+        for m, error in enumerate(part):
+            if error is not None and error.sessions is not None:
+                scale = value[m] / error.value if logarithmic[m] and error.logarithmic else 1.0
+                sessions[m] = _Sessions(error.sessions.error * scale, error.sessions.freedom)
     return [
         _Error(float(value[m]), float(prompt_errors[m]), float(freedoms[m]), session, bool(logarithmic[m]))
         if (session := sessions[m]) is not None and counted[m] >= LEAST_PROMPTS and not np.isnan(without[:, m]).any()
         else None
         for m in range(figures)
     ]
+
+
+def evened(levels: Levels) -> Floats:
+    """A weight for each observation, [N], by which every prompt counts alike, however many sessions have it.
+
+    A session that was interrupted has only the first prompts, which are no sample of all. 1 where all have all.
+    """
+    sessions, prompts = _codes(levels.session), _codes(levels.prompt)
+    width = int(prompts.max(initial=0)) + 1
+    counts = np.bincount(np.unique(sessions * width + prompts) % width, minlength=width)
+    return np.asarray(counts.max() / counts[prompts])
+
+
+def _crossed(levels: Levels) -> NDArray[np.bool_]:
+    """Which observations, [N], tell how sessions differ: as many sessions and prompts as possible, all with all.
+
+    A prompt that a session lacks is no difference between the two. None where no LEAST_PROMPTS prompts are shared.
+    """
+    sessions, prompts = _codes(levels.session), _codes(levels.prompt)
+    there = np.zeros((int(sessions.max()) + 1, int(prompts.max()) + 1), dtype=np.bool_)
+    there[sessions, prompts] = True
+    if there.all():
+        return np.ones(len(sessions), dtype=np.bool_)
+    longest = np.argsort(-there.sum(axis=1), kind="stable")
+    shared = np.logical_and.accumulate(there[longest], axis=0)  # by the first session, the first two, and so on
+    counts = shared.sum(axis=1)
+    sizes = np.where(counts >= LEAST_PROMPTS, counts * np.arange(1, len(counts) + 1), 0)
+    sizes[0] = 0
+    best = int(sizes.argmax())
+    return np.asarray(np.isin(sessions, longest[: best + 1]) & shared[best][prompts] & (sizes[best] > 0))
 
 
 def _left_out(tops: Floats, bottoms: Floats, prompts: Ints) -> tuple[Floats, Floats, Floats]:
@@ -350,19 +397,13 @@ def _sessions(
 def _within(influence: Floats, by_prompts: Floats, sessions: Ints, prompts: Ints) -> list[_Sessions]:
     """Sessions crossed with prompts: the variance between sessions, less most of what the noise within explains.
 
-    A session that was interrupted lacks prompts, which are no difference between sessions: what all sessions of at
-    least half of the prompts have stands for the whole.
+    None of it where a session lacks prompts, which are no difference between sessions.
     """
     s, p = int(sessions.max()) + 1, int(prompts.max()) + 1
-    there = np.zeros((s, p), dtype=bool)
-    there[sessions, prompts] = True
-    long = there.sum(axis=1) * 2 >= p
-    shared = there[long].all(axis=0)
-    s, p = int(long.sum()), int(shared.sum())
-    if s < 2 or p < 2:
+    numbers = sessions * p + prompts
+    if s < 2 or len(np.unique(numbers)) < s * p:
         return [_Sessions(0.0, 1)] * influence.shape[1]
-    cells = _totals(influence, sessions * len(shared) + prompts, there.size).reshape(*there.shape, -1)[long][:, shared]
-    cells = (cells - cells.mean(axis=(0, 1))) * there.sum() / cells[..., 0].size
+    cells = _totals(influence, numbers, s * p).reshape(s, p, -1)
     by_session, by_prompt = cells.sum(axis=1), cells.sum(axis=0)
     noise = cells - by_session[:, None] / p - by_prompt[None] / s
     spread = s / (s - 1) * (by_session**2).sum(axis=0)
