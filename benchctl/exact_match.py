@@ -13,6 +13,7 @@ _OPERATORS = frozenset("+-*/^×÷<>≤≥≠")
 _ARITHMETIC = frozenset("+-*/^×÷")
 # 1,000 and 12,345.6, but not 34,62 or 1,000,2: there the commas part the items of a list.
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
+_MINUS = re.compile("\N{MINUS SIGN}|(?<!\\w)\N{EN DASH}(?=[\\s\\d.])")
 _GAP = re.compile(r"((?:[\s,=—]|(?<!\d):)+)")  # 10:30 stays one word
 _LEAD = re.compile(r"(-?)[$€£¥]?((?:(?<!\.)\.)?)$")  # minus and point of -.5 and -$.5, not the last of three points
 
@@ -35,10 +36,12 @@ def is_right(answer: str, exact_answer: str) -> bool:
     >>> [is_right(answer, "2, 3") for answer in ("Sorted: 2, 3", "2 3", "1, 2, 3", "3, 2")]
     [True, True, False, False]
 
-    Operators count where `exact_answer` has some, and where one stands between a number or `=` and the last words.
+    Operators count where `exact_answer` has some, and where one stands between a number or `=` and a last number.
 
-    >>> [is_right(answer, "4") for answer in ("- 4", "Answer - 4", "10 - 4", "x = - 4")]
-    [True, True, False, False]
+    >>> [is_right(answer, "4") for answer in ("- 4", "Answer - 4", "10 - 4", "x = - 4", "It is –4")]
+    [True, True, False, False, False]
+    >>> is_right("GPT-4 - yes", "yes")
+    True
 
     >>> [is_right(answer, "x > 4") for answer in ("- x > 4", "x < 4")]
     [True, False]
@@ -47,9 +50,9 @@ def is_right(answer: str, exact_answer: str) -> bool:
     if not any(word in _OPERATORS for word, _ in asked):
         whole, said = said, [(word, gap) for word, gap in said if word not in _OPERATORS]
         before = len(whole) - len(asked) - 1
-        if before >= 0 and whole[before][0] in _ARITHMETIC:
-            number = before and re.search(r"\d", whole[before - 1][0])
-            if "=" in whole[before][1] or (number and "\n" not in whole[before][1]):
+        if before >= 0 and whole[before][0] in _ARITHMETIC and re.match(r"[-.]*\d", asked[0][0]):
+            number, gap = before and re.search(r"\d", whole[before - 1][0]), whole[before][1]
+            if "\n" not in gap and ("=" in gap or number):  # no bullet, and no dash
                 return False
     end = said[-len(asked) :]
     if [word for word, _ in end] != [word for word, _ in asked]:
@@ -64,7 +67,7 @@ def _words(text: str) -> list[tuple[str, str]]:
     Operators that stand alone are among them; other punctuation vanishes.
     """
     raised = _RAISED.sub(lambda digits: "^" + digits[0], text)
-    plain = unicodedata.normalize("NFKC", raised).casefold().replace("\N{MINUS SIGN}", "-")
+    plain = _MINUS.sub("-", unicodedata.normalize("NFKC", raised).casefold())
     whole = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), plain)
     parts = ["", *_GAP.split(_COMPARISON.sub(r" \1 ", whole))]  # gap, word, gap, word ...
     words = ((_core(word), gap) for gap, word in zip(parts[::2], parts[1::2], strict=True))

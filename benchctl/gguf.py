@@ -20,7 +20,7 @@ from typing import Any
 from benchctl.errors import UserError
 
 SUFFIX = ".gguf"
-_VERSION = 2  # of what is written; another one is converted again
+_VERSION = 2  # of what is written; another one is converted again. Version 1 knew one token that ends answers
 DONE = "conversion.json"
 _SHARD_BYTES = 4 << 30  # held in memory at a time
 # Families by GGUF's names. In files of "llama" the rows of queries and keys are interleaved.
@@ -43,8 +43,11 @@ def converted(file: Path, folder: Path, notify: Notify = lambda line: None) -> P
 
     Raises UserError as `convert` does.
     """
-    out = folder / f"{file.stem}-{sha256_of(file)[:12]}-v{_VERSION}"
+    name = f"{file.stem}-{sha256_of(file)[:12]}-v"
+    out, earlier = folder / f"{name}{_VERSION}", folder / f"{name}1"
     if not is_converted(out):
+        if is_converted(earlier) and len(_ends(_read(file))) < 2:  # the same would be written
+            return intact(earlier)
         convert(file, out, notify)
     return intact(out)
 
@@ -199,8 +202,7 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
             "unsupported_rope",
             f"{file}: scaled or partial rotary positions cannot be read from GGUF; use the model's own folder",
         )
-    of_text_turn_message = (_value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    ends = list(dict.fromkeys(id for id in of_text_turn_message if id is not None))
+    ends = _ends(reader)
     config = {
         "architectures": [CLASSES[family]],
         "model_type": family,
@@ -227,6 +229,12 @@ def _config(file: Path, reader: Any) -> dict[str, Any]:
     if family == "llama":
         config["attention_bias"] = _tensor(reader, "blk.0.attn_q.bias") is not None
     return config
+
+
+def _ends(reader: Any) -> list[int]:
+    """The tokens that end a text, a turn and a message."""
+    ids = (_value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return list(dict.fromkeys(id for id in ids if id is not None))
 
 
 def _tensor(reader: Any, name: str) -> Any:

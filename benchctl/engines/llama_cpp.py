@@ -30,7 +30,6 @@ class LlamaCpp(Started):
 
     dialect = LlamaCppDialect()
     takes_threads = True
-    writes_gguf = True
 
     def __post_init__(self) -> None:
         if self.draft and self.ngram:
@@ -43,6 +42,9 @@ class LlamaCpp(Started):
     @property
     def has_other_weights(self) -> bool:
         return bool(self.quantised)
+
+    def runs_float16(self, target: str) -> bool:
+        return True
 
     def plain(self) -> LlamaCpp:
         return replace(self, draft="", ngram=0, draft_tokens=5, quantised="")

@@ -42,12 +42,16 @@ class OpenAI(Served):
             )
         self._found(client)
 
+    def runs_float16(self, target: str) -> bool:
+        return True
+
     def start(self, deployment: Deployment) -> EngineInfo:
         client = Client(self.base_url)
         if not client.is_local:
             deployment.notify(f"All prompts are sent to {self.base_url}.")
         self.dialect, version = self._found(client)
         self._client = client
+        self.check_weights(deployment, client)
         cached = self.probe(deployment).cached_tokens
         return EngineInfo(
             name=self.dialect.name,

@@ -32,8 +32,6 @@ class OpenVINO(Engine):
     draft_tokens: int = 5
     weights: str = ""
 
-    writes_gguf = True
-
     def __post_init__(self) -> None:
         if self.lookup < 0 or self.draft_tokens < 1:
             raise ValueError("lookup must be at least 0 and draft_tokens at least 1")
@@ -42,6 +40,9 @@ class OpenVINO(Engine):
         if not (self.draft or self.lookup):
             self.refuse_options("without draft or lookup", "draft_tokens")
         self._pipeline: Any = None
+
+    def runs_float16(self, target: str) -> bool:
+        return not (self.weights or target.endswith(gguf.SUFFIX))
 
     def plain(self) -> OpenVINO:
         return replace(self, draft="", lookup=0, draft_tokens=5)

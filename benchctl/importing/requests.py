@@ -19,7 +19,8 @@ from benchctl.importing.published_answers import Answer
 from benchctl.importing.published_lines import not_as_published
 
 UNEXPLAINED = (
-    "requests: the server's counts do not add up to the answer, so steps and acceptance of their file are left out."
+    "requests have counts of the server that do not explain their tokens, so steps and acceptance of their file are "
+    "left out."
 )
 Count = Annotated[int, Meta(ge=0, le=10**9)]
 _Content = TypeVar("_Content")
@@ -52,17 +53,22 @@ class Speculation(Struct, frozen=True):
 
 
 def with_counts(answer: Answer, counts: Speculation | None, left_out: Counter[str]) -> Answer:
-    """The answer with the server's counts. Each step yields its accepted tokens and one more: where that is not all of
-    the answer after its first token, steps are missing or go beyond its end, and the counts are left out.
+    """The answer with the server's counts. Each step yields its accepted tokens and one more: where that is less than
+    the answer after its first token, steps are missing, and the counts are left out. A server may count accepted tokens
+    beyond the end of the answer; these are subtracted.
 
     >>> answer = Answer("a", 0, 0, "", new_tokens=8, ttft_s=0.1)
-    >>> found = with_counts(answer, Speculation(6, 4, 3), Counter())
-    >>> found.steps, found.drafted, found.accepted
-    (3, 6, 4)
+    >>> for accepted in (4, 5):
+    ...     found = with_counts(answer, Speculation(6, accepted, 3), Counter())
+    ...     print(found.steps, found.drafted, found.accepted)
+    3 6 4
+    3 6 4
     """
     if counts is None or answer.ttft_s is None:  # steps are counted after the first token
         return answer
     steps, accepted = counts.num_spec_steps, counts.num_accepted_draft_tokens
+    if steps is not None and accepted <= counts.num_draft_tokens:
+        accepted -= min(accepted, max(0, 1 + steps + accepted - (answer.new_tokens or 0)))
     if steps is None or answer.new_tokens != 1 + steps + accepted or accepted > counts.num_draft_tokens:
         left_out[UNEXPLAINED] += 1
         return answer

@@ -70,7 +70,7 @@ def _at_once(result: _Result, answers: tuple[Answer, ...]) -> int | None:
     if result.max_concurrency == 1:
         return 1
     starts = result.start_times
-    walls_s = [answer.wall_s for answer in answers if answer.wall_s is not None]
-    if starts is None or not len(starts) == len(answers) == len(walls_s):
+    unknown = any(answer.wall_s is None and not answer.error for answer in answers)
+    if starts is None or len(starts) != len(answers) or unknown:
         return None
-    return most_at_once((start, start + wall_s) for start, wall_s in zip(starts, walls_s, strict=True))
+    return most_at_once((start, start + (answer.wall_s or 0.0)) for start, answer in zip(starts, answers, strict=True))

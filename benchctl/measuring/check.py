@@ -58,7 +58,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     models = choose_models(settings.models)
     choices = choose_methods(settings.labels, models, settings.batch_size)
     if isinstance(choices[0].method, Engine):
-        check_engine_settings(settings, choices[0].method)
+        check_engine_settings(settings, choices[0].method, models.target)
     for choice in choices:
         if isinstance(choice.method, Engine):
             choice.method.check(models.target)
@@ -93,12 +93,12 @@ def _is_partly_measured(out: Path) -> bool:
     return bool(rows) and done < prompts
 
 
-def check_engine_settings(settings: RunSettings, engine: Engine) -> None:
+def check_engine_settings(settings: RunSettings, engine: Engine, target: str) -> None:
     """Raises UserError for settings that concern our own decoding: engines answer one prompt at a time, greedily."""
-    if settings.models.weights == "float16" and not engine.writes_gguf:
+    if settings.models.weights == "float16" and not engine.runs_float16(target):
         raise UserError(
             "not_for_engines",
-            "--weights float16 cannot be used: this engine reads the model's own weights. Leave it out.",
+            "--weights float16 cannot be used: here the engine reads weights as they are. Leave it out.",
         )
     asked = {
         "--temperature": settings.answers.temperature > 0,
@@ -109,7 +109,8 @@ def check_engine_settings(settings: RunSettings, engine: Engine) -> None:
     if wrong := [option for option, is_given in asked.items() if is_given]:
         raise UserError(
             "not_for_engines",
-            f"{', '.join(wrong)} cannot be used: engines decode greedily, one prompt at a time. Leave it out.",
+            f"{', '.join(wrong)} cannot be used: engines decode greedily, one prompt at a time. Leave "
+            f"{'them' if len(wrong) > 1 else 'it'} out.",
         )
 
 

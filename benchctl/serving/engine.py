@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from benchctl import bundled, gguf
 from benchctl.decoding.model.tokenizer import downloaded_file
@@ -116,12 +116,11 @@ def _folder_of(model: str) -> Path:
 
 
 class Engine(ABC):
-    """Base of all engines. Subclasses are dataclasses; their fields are the options of the label.
+    """Base of all engines. Subclasses are dataclasses; their fields are the options of the label."""
 
-    writes_gguf  whether a target that is no GGUF file is written as one, so with the weights that the run asks for
-    """
-
-    writes_gguf: ClassVar[bool] = False
+    def runs_float16(self, target: str) -> bool:
+        """Whether its weights may be those of `--weights float16`: benchctl writes them, or does not know the file."""
+        return False
 
     def refuse_options(self, reason: str, *names: str) -> None:
         """Raises ValueError for an option, of these names, that is not its default: it would have no effect."""

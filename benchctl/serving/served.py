@@ -72,6 +72,15 @@ class Served(Engine):
         words = f": {self._process.last_words()}" if self._process is not None else ""
         return UserError("engine_died", f"the engine is not running any more{words}.")
 
+    def check_weights(self, deployment: Deployment, client: Client) -> None:
+        """Raises UserError where the run asks for float16 weights, and the server says that it has others."""
+        if deployment.weights == "F16" and self.dialect.dtype(client) == "float32":
+            raise UserError(
+                "other_weights",
+                "--weights float16 was asked for, but the engine's file has float32 weights. Leave the option out, or "
+                "give a file with float16 weights.",
+            )
+
     def probe(self, deployment: Deployment) -> Answer:
         """A short answer, which shows that the engine takes ids and returns ids. Raises UserError where it does not."""
         return self.answer(Question(_PROBE, len(_PROBE), (), deployment.clock))
@@ -120,6 +129,7 @@ class Started(Served):
             raise problem
         self._client = client
         try:
+            self.check_weights(deployment, client)
             self.probe(deployment)
             return EngineInfo(
                 name=self.dialect.name,

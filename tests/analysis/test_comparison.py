@@ -87,7 +87,7 @@ def test_the_engine_counts_where_both_runs_know_its_version_and_precision() -> N
     engine = EngineInfo(
         name="llama.cpp", version="1", run="started", dtype="float32", steps_from="counts", prefix_cache="off"
     )
-    changes = ({}, {"version": "2"}, {"dtype": "q4_0"}, {"version": "", "dtype": ""})
+    changes: tuple[dict[str, Any], ...] = ({}, {"version": "2"}, {"dtype": "q4_0"}, {"version": "", "dtype": ""})
     one, newer, coarser, unknown = (
         replace(RUN, methods=(*RUN.methods, replace(method("llama_cpp"), engine=replace(engine, **change))))
         for change in changes

@@ -347,7 +347,8 @@ def test_prompts_that_a_session_lacks_are_no_difference_between_sessions() -> No
     """An interrupted second session, of prompts with a small ratio alone, made the interval three times as wide."""
     ratio, width = _interrupted((40, 40))
     for kept in ((40, 20), (40, 19), (40, 40, 3), (40, 20, 20)):
-        assert _interrupted(kept) == (pytest.approx(ratio), pytest.approx(width, rel=0.05)), "sessions that are equal"
+        assert _interrupted(kept)[0] == pytest.approx(ratio)
+        assert _interrupted(kept)[1] == pytest.approx(width, rel=0.05), "sessions are equal"
     assert _interrupted((40, 20), pace=1.3)[1] == pytest.approx(width, rel=0.3), "what slows both down cancels"
 
 

@@ -139,6 +139,11 @@ def test_a_file_is_converted_once_and_altered_files_are_noticed(tmp_path: Path) 
     converted.cache_clear()
     assert converted(file, tmp_path / "cache", notices.append) == folder
     assert len(notices) == 1
+    earlier = folder.with_name(folder.name.replace("-v2", "-v1"))
+    folder.rename(earlier)
+    converted.cache_clear()
+    assert converted(file, tmp_path / "cache", notices.append) == earlier, "one token ends its answers, as ever"
+    earlier.rename(folder)
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text() + " ")
     copy = tmp_path / "b" / "a.gguf"  # another path, since a process checks a folder once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,8 +48,11 @@ def test_a_conversation_is_written_by_the_chat_template_once_and_asks_for_an_ans
 def test_a_chat_template_that_asks_for_the_date_gets_the_same_every_day(folder: Path) -> None:
     """Else a run that is resumed the next day holds answers to other prompts against its baseline."""
     tokenizer = load_tokenizer(folder)
-    tokenizer._tokenizer.chat_template = "{% set date = strftime_now('%d %b %Y') %}{{ date }}"
-    assert tokenizer.encode_chat(MESSAGES) == tokenizer.encode_text("26 Jul 2024")
+    for form, date in (("%d %b %Y", "26 Jul 2024"), ("%Y-%m-%d", "2024-07-26"), ("%A, %B %d", "Friday, July 26")):
+        tokenizer._tokenizer.chat_template = template = f"{{% set date = strftime_now('{form}') %}}{{{{ date }}}}"
+        assert tokenizer.encode_chat(MESSAGES) == tokenizer.encode_text(date)
+        # Runs of versions that wrote today's date had other prompts.
+        assert tokenizer.chat_template_sha256 != hashlib.sha256(template.encode()).hexdigest()
 
 
 def test_without_a_chat_template_messages_are_joined_after_the_first_token(tmp_path: Path) -> None:

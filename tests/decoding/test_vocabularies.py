@@ -259,8 +259,11 @@ def test_a_draft_vocabulary_without_a_token_of_the_target_is_refused(tmp_path: P
     few.draft.folder = tmp_path
     method = TwoModel()
     method.use_draft_model(few.draft)
-    with refused("no_shared_tokens"):
+    with refused("no_shared_tokens", "draft_vocabulary=whole"):
         method.prepare(few.target)
+    whole = TwoModel(draft_vocabulary="whole")
+    whole.use_draft_model(few.draft)
+    whole.prepare(few.target)
 
 
 @pytest.mark.parametrize("text", ["the hero", "her heart"])

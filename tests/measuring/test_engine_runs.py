@@ -195,6 +195,7 @@ def test_an_engine_that_does_not_start_ends_the_run_and_those_that_did(run_folde
         (("vllm",), {"repeat": RepeatSettings(profile=True)}, "not_for_engines"),
         (("vllm",), {"batch_size": 2}, "not_for_engines"),
         (("vllm",), {"models": ModelSettings(weights="float16")}, "not_for_engines"),
+        (("openvino[weights=folder]",), {"models": ModelSettings(weights="float16")}, "not_for_engines"),
     ],
 )
 def test_what_engines_cannot_do_is_refused_before_anything_starts(

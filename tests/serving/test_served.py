@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def asked_of(dialect: str, *misbehaves: str, limit_s: float = 5.0) -> Generation
         engine = OpenAI(server.url, limit_s=limit_s)
         engine.start(deployment())
         return ask(engine)
+
+
+def test_a_file_of_float32_is_not_what_a_run_of_float16_weights_measures() -> None:
+    """The fake one says that its file has four bytes for each weight."""
+    with FakeEngine("llama_cpp", speculating) as server, refused("other_weights"):
+        OpenAI(server.url).start(replace(deployment(), weights="F16"))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -281,13 +281,13 @@ def _errors(
     sessions = _sessions(influence, by_prompts, levels, uses_baseline)
     crossed = _crossed(levels)
     if crossed.any() and not crossed.all():
-        less = subtracted.less and (subtracted.less[0][crossed], subtracted.less[1][crossed])
+        minus = subtracted.less and (subtracted.less[0][crossed], subtracted.less[1][crossed])
         other = None if levels.other_session is None else levels.other_session[crossed]
         part = _errors(
             tops[crossed],
             bottoms[crossed],
             Levels(levels.session[crossed], levels.prompt[crossed], other),
-            subtracted._replace(less=less),
+            subtracted._replace(less=minus),
             uses_baseline,
             outcomes,
         )

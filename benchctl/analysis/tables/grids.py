@@ -151,4 +151,4 @@ def _table(grid: Grid, columns: Sequence[int], room: int) -> Table:
 def _name(name: str, room: int, style: str = "") -> Text:
     """A name on as many lines as it needs, each of at most so many cells of a terminal; some letters take two."""
     wide = max(1, max((cell_len(letter) for letter in name), default=1))
-    return Text("\n".join(wrap(name, room // wide, subsequent_indent=" ", break_on_hyphens=False)), style)
+    return Text("\n".join(wrap(name, max(1, room // wide), subsequent_indent=" ", break_on_hyphens=False)), style)

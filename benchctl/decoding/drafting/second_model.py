@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from benchctl.decoding.drafting.grow import wide
-from benchctl.decoding.drafting.vocabularies import SameTokens, SharedTokens, check_shared, shared_tokens
+from benchctl.decoding.drafting.vocabularies import SameTokens, SharedTokens, shared_tokens
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Speculative, UsesDraftModel
 from benchctl.decoding.model.kernels import Linear
@@ -43,8 +43,9 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
         own, other = self._model.vocabulary, isinstance(self._tokens, SharedTokens)
         self.load_vocabulary(self._model.folder, own if other else min(own, target.vocabulary))
         self.vocabulary = self._tokens.narrow(self.vocabulary)
-        if self.vocabulary.ids is not None:
-            check_shared(len(self.vocabulary.ids))
+        if self.vocabulary.ids is not None and len(self.vocabulary.ids) < 2:
+            message = "fewer than two tokens of the draft model's draft vocabulary are the target's"
+            raise UserError("no_shared_tokens", f"{message}; give draft_vocabulary=whole")
         self._lm_head = self.vocabulary.lm_head(self._model)
 
     def start(self, context: Context) -> int:

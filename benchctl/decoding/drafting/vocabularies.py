@@ -64,12 +64,7 @@ def shared_tokens(target: Target, draft_model: Target) -> SameTokens:
     if ours is None or theirs is None or ours.drafts_alike(theirs):
         return SameTokens()
     shared = SharedTokens(ours, theirs)
-    check_shared(len(shared.pairs))
-    return shared
-
-
-def check_shared(tokens: int) -> None:
-    """Raises UserError for fewer than two tokens, which leave nothing to choose from."""
-    if tokens < 2:
+    if len(shared.pairs) < 2:
         message = "the draft model has no tokens in common with the target; name another one with --draft-model"
         raise UserError("no_shared_tokens", message)
+    return shared

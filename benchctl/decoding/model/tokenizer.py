@@ -16,6 +16,9 @@ from typing import Any
 from benchctl.decoding.model.families import check_family, context_tokens
 from benchctl.errors import UserError, is_out_of_memory
 
+# Of the date that chat templates get: Friday, 26 July 2024, at noon.
+_DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%H": "12", "%I": "12", "%M": "00", "%S": "00", "%p": "PM"}
+_DATE |= {"%-d": "26", "%-m": "7", "%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri"}
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte in SentencePiece's vocabularies
 Message = dict[str, str]  # "role" and "content", as chat templates take them
 
@@ -87,7 +90,7 @@ class TargetTokenizer:
     @property
     def chat_template_sha256(self) -> str:
         template = self._tokenizer.chat_template
-        return hashlib.sha256(str(template).encode()).hexdigest() if template else ""
+        return hashlib.sha256(_undated(str(template)).encode()).hexdigest() if template else ""
 
     def drafts_alike(self, other: TargetTokenizer) -> bool:
         """Whether a model with the ``other`` tokenizer drafts in this target's ids."""
@@ -159,23 +162,31 @@ class TargetTokenizer:
 
 
 def chat_text(tokenizer: Any, messages: list[Any], ask: bool) -> str:
-    """A conversation by the chat template, with the request for an answer if ``ask``.
-
-    A template that asks for today's date, as Llama 3.2's does, gets a fixed one: else prompts would change by the day.
-    """
-    template = tokenizer.get_chat_template()
-    if "strftime_now" in template:
-        template = "{%- macro strftime_now(form) %}26 Jul 2024{% endmacro %}" + template
+    """A conversation by the chat template, with the request for an answer if ``ask``."""
+    template = _undated(tokenizer.get_chat_template())
     return str(
         tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=ask)
     )
 
 
+def _undated(template: str) -> str:
+    """A template that asks for today's date, as Llama 3.2's does, with a fixed one: else prompts change by the day."""
+    if "strftime_now" not in template:
+        return template
+    date = "".join(f"|replace('{code}', '{text}')" for code, text in _DATE.items())
+    return f"{{%- macro strftime_now(form) %}}{{{{ form{date} }}}}{{% endmacro %}}{template}"
+
+
 @cache
 def hub_reachable() -> bool:
-    """Whether the hub's name can be looked up, or a proxy does that. The hub's own client retries for half a minute."""
-    from transformers.utils.hub import constants  # type: ignore[attr-defined]
+    """Whether the hub's name can be looked up, or a proxy does that, and HF_HUB_OFFLINE does not forbid to ask.
 
+    The hub's own client retries for half a minute.
+    """
+    from transformers.utils.hub import constants, is_offline_mode  # type: ignore[attr-defined]
+
+    if is_offline_mode():
+        return False
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     try:
@@ -252,10 +263,12 @@ def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
         try:
             stop = GenerationConfig.from_pretrained(str(path), local_files_only=not hub_reachable()).eos_token_id
         except OSError as error:
-            if hub_reachable() and error.__cause__ is not None:  # of a repository without the file there is none
+            reason = error.__context__  # none if the repository has no such file
+            if isinstance(reason, json.JSONDecodeError | UnicodeDecodeError) or (reason and hub_reachable()):
                 raise UserError(
                     "model_not_loadable",
-                    f"cannot load {path}: whether it has a generation_config.json could not be asked. Try again",
+                    f"cannot load {path}: its generation_config.json cannot be read ({str(error).splitlines()[0]}). "
+                    "Try again, or set HF_HUB_OFFLINE=1 to use only what was downloaded",
                 ) from error
     for value in (stop, config.eos_token_id, tokenizer.eos_token_id):
         if value is not None:
