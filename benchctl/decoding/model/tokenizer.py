@@ -17,8 +17,10 @@ from benchctl.decoding.model.families import check_family, context_tokens
 from benchctl.errors import UserError, is_out_of_memory
 
 # Of the date that chat templates get: Friday, 26 July 2024, at noon.
-_DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%H": "12", "%I": "12", "%M": "00", "%S": "00", "%p": "PM"}
-_DATE |= {"%-d": "26", "%-m": "7", "%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri"}
+_DATE = {
+    **{"%Y": "2024", "%y": "24", "%m": "07", "%-m": "7", "%d": "26", "%-d": "26", "%H": "12", "%M": "00", "%S": "00"},
+    **{"%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri"},
+}
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte in SentencePiece's vocabularies
 Message = dict[str, str]  # "role" and "content", as chat templates take them
 
