@@ -86,8 +86,8 @@ def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
     if not hub_reachable():
         raise UserError(
             "hub_not_reachable",
-            f"cannot download {hub_id}: the model hub cannot be reached. Connect to the network, or copy the model's "
-            "folder here and name it with --model",
+            f"cannot download {hub_id}: the model hub cannot be reached, or HF_HUB_OFFLINE is set. Connect to the "
+            "network and unset it, or copy the model's folder here and name it with --model",
         )
     check_family(from_pretrained(transformers.AutoConfig, hub_id))
     try:
@@ -95,7 +95,9 @@ def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
         wanted = [file for file in files if "/" not in file.rfilename and not file.rfilename.startswith("consolidated")]
         if not any(file.rfilename.endswith(".safetensors") for file in wanted):
             raise UserError(
-                "no_safetensors", f"{hub_id} has no weights in safetensors files, and only these are fetched."
+                "no_safetensors",
+                f"{hub_id} has no safetensors files that can be used. Name a "
+                "repository with some, or give a folder or a GGUF file with --model.",
             )
         size = sum(file.size or 0 for file in wanted if any(Path(file.rfilename).match(kind) for kind in _OF_A_MODEL))
         notify(f"{hub_id}: {size / 1e6:,.0f} MB to download into the cache of the model hub")

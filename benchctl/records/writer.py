@@ -22,14 +22,6 @@ _SAME_ON_RESUME = (
 
 def check_same_run(path: Path, stored: Run, run: Run) -> None:
     """Raises UserError, naming the setting, unless `run` may go on in `path`, whose first line is `stored`."""
-    for field in _SAME_ON_RESUME:
-        old, new = getattr(stored, field), getattr(run, field)
-        if old != new:
-            raise UserError(
-                "other_settings",
-                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. Use the settings of its first "
-                "line, or give another --out.",
-            )
     for name, old in {"commit": stored.commit, **stored.versions}.items():
         new = {"commit": run.commit, **run.versions}.get(name, "")
         if old and new and old != new:
@@ -37,6 +29,16 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
                 "other_versions",
                 f"{path}: cannot be resumed: {name} was {old} and is {new} now. "
                 f"Go back to {old}, or give another --out.",
+            )
+    if not stored.target.stop_ids:  # a file of a version that did not record them
+        stored = replace(stored, target=replace(stored.target, stop_ids=run.target.stop_ids))
+    for field in _SAME_ON_RESUME:
+        old, new = getattr(stored, field), getattr(run, field)
+        if old != new:
+            raise UserError(
+                "other_settings",
+                f"{path}: cannot be resumed, {field} differs: {_difference(old, new)}. Use the settings of its first "
+                "line, or give another --out.",
             )
     for fact in ("cpu", "gpu"):
         if stored.machine.get(fact) != run.machine.get(fact):

@@ -6,12 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from benchctl.errors import UserError
 
+# What stands for a flag of `benchctl run` that is off; of other options no value is off, and `run` refuses it.
+_FLAGS: Final[dict[str, tuple[str, ...]]] = {"watch": ("--no-watch",), "replay": (), "profile": (), "json": ()}
 _LARGEST_SPEC = 1_000_000  # bytes; a results file given by mistake is refused
 
 Value = str | int | float | bool
@@ -107,7 +109,7 @@ def units(spec: Spec, folder: Path) -> tuple[Unit, ...]:
 def _unit(spec: Spec, model: Options, family: str, device: str, session: int, folder: Path) -> Unit:
     options: Options = {**spec.run, **model}
     if taken := sorted({"out", "resume", "sessions", "method", "sweep", "device", "estimate"} & options.keys()):
-        raise UserError("option_of_sweep", f"{taken[0]} cannot be an option of a run here: the sweep sets it.")
+        raise UserError("option_of_sweep", f"{taken[0]} cannot be an option of a run in a sweep. Leave it out.")
     name = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", str(part)) for part in (*model.values(), family, device, session))
     labels = (f"--method={label}" for label in spec.families[family])
     out = folder / "results" / f"{name}.jsonl"
@@ -118,9 +120,9 @@ def _words(options: Options) -> Iterator[str]:
     for name, value in options.items():
         flag = name.replace("_", "-")
         for each in value if isinstance(value, list) else [value]:
-            if each is False:  # only --watch is on without being named
-                yield from ["--no-watch"] * (name == "watch")
+            if each is False and flag in _FLAGS:
+                yield from _FLAGS[flag]
             elif each is True:
                 yield f"--{flag}"
             else:
-                yield f"--{flag}={each}"
+                yield f"--{flag}={'no' if each is False else each}"

@@ -49,7 +49,9 @@ def test_a_chat_template_that_asks_for_the_date_gets_the_same_every_day(folder: 
     """Else a run that is resumed the next day holds answers to other prompts against its baseline."""
     tokenizer = load_tokenizer(folder)
     for form, date in (("%d %b %Y", "26 Jul 2024"), ("%Y-%m-%d", "2024-07-26"), ("%A, %B %d", "Friday, July 26")):
-        tokenizer._tokenizer.chat_template = template = f"{{% set date = strftime_now('{form}') %}}{{{{ date }}}}"
+        tokenizer._tokenizer.chat_template = template = (
+            f"{{% set date = strftime_now(format='{form}') %}}{{{{ date }}}}"
+        )
         assert tokenizer.encode_chat(MESSAGES) == tokenizer.encode_text(date)
         # Runs of versions that wrote today's date had other prompts.
         assert tokenizer.chat_template_sha256 != hashlib.sha256(template.encode()).hexdigest()

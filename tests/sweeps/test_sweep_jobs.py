@@ -94,6 +94,8 @@ def test_a_line_of_commands_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
         ({"devices": ["auto"]}, "no_sweep"),
         ({"models": [{"model": "a", "device": "cuda"}]}, "option_of_sweep"),
         ({"run": {"limit": 0}}, "bad_run_option"),
+        ({"run": {"limit": False}}, "bad_run_option"),
+        ({"run": {"soruce": False}}, "bad_run_option"),
         ({"families": {"a": ["no_such_method"]}}, "unknown_method"),
         ({"families": {"a": ["two_model[tokens=2]"]}}, "unknown_option"),
     ],

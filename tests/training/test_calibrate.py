@@ -206,13 +206,18 @@ def test_where_no_threshold_is_safe_it_says_so(made: Path, tmp_path: Path) -> No
     assert json.loads((tmp_path / "out" / "calibration.json").read_text())["threshold"] is None
 
 
-def test_prompts_that_modules_learnt_from_with_other_answers_are_left_out(made: Path, tmp_path: Path) -> None:
+def test_prompts_that_modules_learned_from_are_left_out(made: Path, tmp_path: Path) -> None:
+    """With other answers, and in chats that went on. Without modules nothing was learned."""
     data = tmp_path / "data"
     shutil.copytree(made / "data", data)
-    lines = [json.dumps({"source": "unit", "instruction": text, "output": "No."}) for text in PROMPTS[:9]]
+    later = [{"role": "user", "content": "More."}, {"role": "assistant", "content": "No."}]
+    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}] for text in PROMPTS[:9]]
+    lines = [json.dumps({"messages": chat + (later if number < 5 else [])}) for number, chat in enumerate(chats)]
     (data / "more.jsonl").write_text("\n".join(lines))
     words = ("--model", made / "target", "--data", data, "--out", tmp_path / "out", "--calibrate", "0.2,0.1", *HOW)
-    assert "3 held-out prompts" in refused("train", "early_exit[exits=1]", *words, id="too_few_prompts")
+    shown = refused("train", f"deed[exits=1,modules={made / 'deed'}]", *words, id="too_few_prompts")
+    assert "3 held-out prompts with room" in shown
+    assert "12 prompts" in done("train", "early_exit[exits=1]", *words)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class TargetTokenizer:
     @property
     def chat_template_sha256(self) -> str:
         template = self._tokenizer.chat_template
-        return hashlib.sha256(_undated(str(template)).encode()).hexdigest() if template else ""
+        return hashlib.sha256(undated(str(template)).encode()).hexdigest() if template else ""
 
     def drafts_alike(self, other: TargetTokenizer) -> bool:
         """Whether a model with the ``other`` tokenizer drafts in this target's ids."""
@@ -165,18 +165,18 @@ class TargetTokenizer:
 
 def chat_text(tokenizer: Any, messages: list[Any], ask: bool) -> str:
     """A conversation by the chat template, with the request for an answer if ``ask``."""
-    template = _undated(tokenizer.get_chat_template())
+    template = undated(tokenizer.get_chat_template())
     return str(
         tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=ask)
     )
 
 
-def _undated(template: str) -> str:
+def undated(template: str) -> str:
     """A template that asks for today's date, as Llama 3.2's does, with a fixed one: else prompts change by the day."""
     if "strftime_now" not in template:
         return template
     date = "".join(f"|replace('{code}', '{text}')" for code, text in _DATE.items())
-    return f"{{%- macro strftime_now(form) %}}{{{{ form{date} }}}}{{% endmacro %}}{template}"
+    return f"{{%- macro strftime_now(format) %}}{{{{ format{date} }}}}{{% endmacro %}}{template}"
 
 
 @cache
@@ -246,8 +246,9 @@ def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
         if options.get("local_files_only"):
             raise UserError(
                 "unknown_model",
-                f"cannot load {path}: it is no folder here, the model hub cannot be reached, and its cache does not "
-                "hold it. Connect to the network, or name a local folder or an embedded model (benchctl list models)",
+                f"cannot load {path}: it is no folder here, the model hub cannot be reached (or HF_HUB_OFFLINE is "
+                "set), and its cache does not hold it. Connect to the network, or name a local folder or an embedded "
+                "model (benchctl list models)",
             ) from error
         lines = str(error).strip().splitlines() or ["no reason given"]
         reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"

@@ -19,7 +19,14 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchctl.decoding.model.tokenizer import chat_text, from_pretrained, load_tokenizer, token_texts, tokenizer_text
+from benchctl.decoding.model.tokenizer import (
+    chat_text,
+    from_pretrained,
+    load_tokenizer,
+    token_texts,
+    tokenizer_text,
+    undated,
+)
 from benchctl.errors import UserError
 from benchctl.training.data.packing import Document, Tokens, Turn, token_dtype
 
@@ -164,7 +171,8 @@ class ChatFormat:
     @cached_property
     def sha256(self) -> str:
         """Hash of all that decides how records become ids: the tokenizer and its chat template."""
-        return hashlib.sha256(f"{tokenizer_text(self._tokenizer)}{self._tokenizer.chat_template}".encode()).hexdigest()
+        template = undated(str(self._tokenizer.chat_template))
+        return hashlib.sha256(f"{tokenizer_text(self._tokenizer)}{template}".encode()).hexdigest()
 
     def tokenize(self, records: Iterable[Record]) -> list[Document]:
         """A document per record. Raises UserError where the chat template refuses a chat."""

@@ -89,7 +89,9 @@ def read_corpus(sources: Sequence[str]) -> Corpus:
     train = [record for record, out in zip(train, moved, strict=True) if not out]
     if not train:
         raise UserError(
-            "no_training_data", "every file has val or test in its name and is held out; give files to train on"
+            "no_training_data",
+            "nothing is left to train on, since all records are held out: files with val in their name, validation "
+            "and test splits, and one record in a hundred; give more data",
         )
     if not held_out:
         raise UserError(
@@ -252,8 +254,9 @@ def _of_hub(name: str) -> Any:
     if not hub_reachable() and not cached.is_dir():  # the library would try for half a minute before it says so
         raise UserError(
             "unknown_data_set",
-            f"{name}: no such file or folder here, the hub cannot be reached, and its cache does not contain such a "
-            "data set. Correct the path, connect to the network, or give a folder written by save_to_disk",
+            f"{name}: no such file or folder here, the hub cannot be reached (or HF_HUB_OFFLINE is set), and its cache "
+            "does not contain such a data set. Correct the path, connect to the network, or give a folder written by "
+            "save_to_disk",
         )
     complaint = (
         f"{name}: no such file or folder here, and not to be had from the hub. Correct the path or the name; where the "

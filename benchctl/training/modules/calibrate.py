@@ -140,7 +140,7 @@ def calibrate(options: TeacherOptions, label_text: str, promised: Risk, prompts:
     check_device(options.device)
     files = find_target(options.model, method_class(label.name).supports_encoder_decoder)
     check_method(_method(label, THRESHOLDS[0], modules), label, files)
-    heads, dtype = _heads(files, options, promised, prompts, job_context), target_dtype(options)
+    heads, dtype = _heads(files, options, promised, prompts, job_context, bool(modules)), target_dtype(options)
     target = Target.load(files.path, dtype=dtype, device=options.device)
 
     def answers(method: Method) -> list[tuple[int, ...]]:
@@ -247,16 +247,24 @@ def _too_few(what: str, promised: Risk) -> str:
 
 
 def _heads(
-    files: TargetFiles, options: TeacherOptions, promised: Risk, prompts: int, job_context: JobContext
+    files: TargetFiles, options: TeacherOptions, promised: Risk, prompts: int, job_context: JobContext, trained: bool
 ) -> list[list[int]]:
-    """The ids of held-out prompts, each once, that leave room for an answer; modules have learnt from none of them."""
+    """The ids of held-out prompts, each once, that leave room for an answer; ``trained`` modules learned from none."""
     chat, corpus = chat_of(files), job_context.read_corpus(options.data)
     records = [record for found in corpus.held_out.values() for record in found]
-    learnt = {record.prompt for record in corpus.train}  # with other answers
-    records = [record for record in records if record.prompt not in learnt]
-    messages = dict.fromkeys(pick_prompts(records, len(records), options.seed, corpus.recipe))
+    # Training reads each answer of a chat, after all that stands before it; in other records too.
+    learned = {
+        record.messages[:at]
+        for record in (corpus.train if trained else ())
+        for at, message in enumerate(record.messages)
+        if message.role == "assistant"
+    }
+    unknown = [record for record in records if record.prompt not in learned]
+    messages = dict.fromkeys(pick_prompts(unknown, len(unknown), options.seed, corpus.recipe))
     room = prompt_room(files, options.answer_tokens)
     heads = [ids for head in chat.heads(list(messages)) if len(ids := [int(token) for token in head]) <= room]
+    if known := len(records) - len(unknown):
+        job_context.notify(f"{known} held-out prompts are left out, since the training data has them too.")
     if len(heads) < promised.fewest:
         room_for = f"with room for {options.answer_tokens} tokens of answer"
         raise UserError("too_few_prompts", _too_few(f"{len(heads)} held-out prompts {room_for}", promised))

@@ -270,7 +270,8 @@ class OwnText:
     def _answer(self, heads: Sequence[Ids], known: dict[Ids, Ids], report: Callable[[Answered], None]) -> None:
         """Adds the answers that are not known; each batch is written to the file before the next begins.
 
-        Batches are made as if none were known: one that a kill kept from being answered draws what it would have drawn.
+        Draws depend on all rows of a batch. So one of which a kill left only the beginning is answered as a whole, and
+        draws what it would have drawn.
         """
         missing = sum(head not in known for head in heads)
         done, tokens, began = 0, 0, self.clock()
@@ -278,7 +279,8 @@ class OwnText:
             batch = [head for head in whole if head not in known]
             if not batch:
                 continue
-            asked = whole if self.settings.temperature else batch  # draws depend on all rows of a batch
+            is_cut = 0 < len(batch) < len(whole) and batch == list(whole[-len(batch) :])
+            asked = whole if self.settings.temperature and is_cut else batch
             settings = replace(self.settings, seed=self.settings.seed + number)
             answers = answer(self.target.model, asked, self.target.files.tokenizer.stop_ids, settings)
             pairs = {head: tuple(body) for head, body in zip(asked, answers, strict=True) if head not in known}
