@@ -151,7 +151,7 @@ def doctor_result(name: str, label: str) -> Literal["", "passed", "failed", "nev
     if name in SHIPPED:
         return ""
     code = _code(name)
-    found = {key: passed for key, passed in _examined().items() if key.startswith(code)}
+    found = {key: passed for key, passed in _examined().items() if key.startswith(f"{code} ")}
     known = [found[own]] if (own := f"{code} {label}") in found else list(found.values())
     return "never" if not known else "passed" if all(known) else "failed"
 

@@ -141,7 +141,8 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
     "verdict_unknown": (
         "{label}: {answers} of {generations} answers lack a verdict; measure again",
         "{label}: for {answers} of {generations} answers the check against the target failed. Their times count, "
-        "but no claim rests on them. Measure again with more free memory, or a smaller --max-new-tokens.",
+        "but no claim rests on them. Measure again with more free memory, a smaller --max-new-tokens, or another "
+        "--dtype, since numbers may have overflowed.",
     ),
     "fidelity_unknown": (
         "{label}: {answers} of {generations} answers without agreement or KL",

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -23,11 +24,12 @@ from benchctl.decoding.modules.folders import check_fit, no_modules, read_facts,
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import UserError
 from benchctl.measuring.clock import utc_now
+from benchctl.measuring.plan import Plan, rounds
 from benchctl.measuring.prompts.fit import Filler, fit_suite, make_filler
 from benchctl.measuring.prompts.suites import Suite, load_suite
 from benchctl.measuring.settings import ModelSettings, PromptSettings, RunSettings
 from benchctl.options import options_of
-from benchctl.records.progress import tried_prompts
+from benchctl.records.reader import row_key
 from benchctl.records.schema import EngineInfo, Scalar
 from benchctl.records.writer import check_output, read, scan
 from benchctl.serving.engine import Deployment, Engine
@@ -64,13 +66,6 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
             choice.method.check(models.target)
     device, dtype = choose_device(settings.models)
     check_out(settings.out, settings)
-    remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
-    if remembering and settings.resume and settings.out and _is_partly_measured(settings.out):
-        raise UserError(
-            "memory_lost",
-            f"--resume cannot restore what {', '.join(remembering)} remembered of the prompts before. Measure all of "
-            "it again into another --out, or use memory=prompt.",
-        )
     tokenizer = check_tokenizers(models, choices, notify, settings.batch_size)
     check_weights(settings.models.weights, tokenizer.config, dtype, device)
     choices = tuple(choice.fit(tokenizer) for choice in choices)
@@ -81,16 +76,33 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
         check_out(out, settings)
     room = tokenizer.context_tokens - len(filler.ids)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify, room) for suite in suites)
-    return CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
+    checked = CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
+    remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
+    if remembering and settings.resume and _goes_on(checked):
+        raise UserError(
+            "memory_lost",
+            f"--resume cannot restore what {', '.join(remembering)} remembered of the prompts before. Measure all of "
+            "it again into another --out, or use memory=prompt.",
+        )
+    return checked
 
 
-def _is_partly_measured(out: Path) -> bool:
-    if not out.exists() or not out.stat().st_size:
+def plan_of(checked: CheckedRun) -> Plan:
+    """What a checked run will measure."""
+    settings = checked.settings
+    labels = tuple(choice.label for choice in checked.choices if not choice.unsupported)
+    prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
+    return Plan(prompts, labels, settings.repeat.repeats, settings.batch_size, settings.repeat.modes)
+
+
+def _goes_on(checked: CheckedRun) -> bool:
+    """Whether the file has measured rows, and lacks others or a retry."""
+    if not checked.out.exists() or b"\n" not in checked.out.read_bytes():
         return False
-    file = scan(out)
-    rows = [row for row in file.rows if row.repeat >= 0]
-    done, prompts = tried_prompts(file.run, rows)
-    return bool(rows) and done < prompts
+    rows = {row_key(row): row for row in scan(checked.out).rows if row.repeat >= 0}
+    plan, may_retry = plan_of(checked), checked.settings.watch
+    planned = chain.from_iterable(rounds(jobs) for jobs in plan.by_batch())
+    return bool(rows) and any(plan.next_attempt(each, rows, may_retry) is not None for each in planned)
 
 
 def check_engine_settings(settings: RunSettings, engine: Engine, target: str) -> None:

@@ -15,10 +15,9 @@ from benchctl.decoding.model.kernels import Form, Linear, Norm
 from benchctl.decoding.model.layers import Experts, Layer, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.measuring.check import CheckedRun
+from benchctl.measuring.check import CheckedRun, plan_of
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.memory import prompt_tokens
-from benchctl.measuring.plan import Plan
 
 FASTER, SLOWER = 4.0, 2.0  # the range: answers half as long by methods twice as fast; drafts that are rejected
 _CALIBRATED_BYTES = 1 << 28  # beyond most caches: what fits into them is calibrated as a whole
@@ -41,15 +40,13 @@ def duration(checked: CheckedRun) -> Duration:
     settings, repeat = checked.settings, checked.settings.repeat
     torch.set_num_threads(settings.models.threads)
     target = outline(load_tokenizer(bundled.resolve(checked.models.target)).config, checked.dtype)
-    labels = tuple(choice.label for choice in checked.choices if not choice.unsupported)
-    prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
-    plan = Plan(prompts, labels, repeat.repeats, settings.batch_size, repeat.modes)
+    plan = plan_of(checked)
     jobs = sum(map(len, plan.by_batch())) + repeat.warm_up * len(plan.warm_up(1))
     generations = len(plan) + repeat.warm_up * sum(map(len, plan.warm_up(1)))
     turns = prompt_tokens(checked)
     room = target.context_tokens - min(turns)
-    if settings.prompts.long_prompts == "cut":
-        room = max(room, min(settings.answers.max_new_tokens, target.context_tokens // 2))
+    if room < 1 and settings.prompts.long_prompts == "cut":
+        room = (target.context_tokens - len(checked.filler.ids)) // 2
     new_tokens = min(settings.answers.max_new_tokens, room)
     form: Form = "float16" if settings.models.weights == "float16" else target.form
     step_s, row_s = calibrate(target, form, checked.device, Clock(checked.device))

@@ -13,6 +13,7 @@ from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.loop import DecodeRequest, Generation, Reported, decode
 from benchctl.decoding.method import CarriesOver, Method, labelled_parts
+from benchctl.decoding.model.likelihood import logprobs
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary, UsesDraftVocabulary
@@ -340,14 +341,11 @@ class Measurer:
         return Judgement()
 
     def _check_numbers(self, prompt_ids: Sequence[int]) -> None:
-        """Raises where logits of the baseline's answer are NaN: then it and every method choose token 0, which agrees.
-
-        NaN at one token stays to the end of the answer, since later tokens attend to it.
-        """
+        """Raises where logits of the baseline's answer are NaN: then it and every method choose token 0, and agree."""
         key = tuple(prompt_ids)
         if key not in self._numbers:
-            last = self.target.next_logits(prompt_ids, self._answers.answer(prompt_ids)[:-1])
-            self._numbers[key] = not last.isnan().any()
+            parts = logprobs(self.target, prompt_ids, self._answers.answer(prompt_ids))
+            self._numbers[key] = not any(bool(part.isnan().any()) for part in parts)
         if not self._numbers[key]:
             raise ArithmeticError("the target's logits are not numbers. Use another --dtype, or other weights")
 

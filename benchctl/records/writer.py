@@ -30,8 +30,10 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
                 f"{path}: cannot be resumed: {name} was {old} and is {new} now. "
                 f"Go back to {old}, or give another --out.",
             )
-    if not stored.target.stop_ids:  # a file of a version that did not record them
-        stored = replace(stored, target=replace(stored.target, stop_ids=run.target.stop_ids))
+    for field in ("target", "draft"):  # in files of earlier versions stop tokens are not known
+        old, new = getattr(stored, field), getattr(run, field)
+        if old and new and not old.stop_ids:
+            stored = replace(stored, **{field: replace(old, stop_ids=new.stop_ids)})
     for field in _SAME_ON_RESUME:
         old, new = getattr(stored, field), getattr(run, field)
         if old != new:
@@ -49,6 +51,8 @@ def check_same_run(path: Path, stored: Run, run: Run) -> None:
 
 def _difference(old: Any, new: Any) -> str:
     """What `old` has and `new` has not, by name where it has one: lists of methods and suites are long."""
+    if isinstance(old, ModelInfo) and isinstance(new, ModelInfo) and _short(old) == _short(new):
+        return ", ".join(each.name for each in fields(old) if getattr(old, each.name) != getattr(new, each.name))
     if not (isinstance(old, tuple) and isinstance(new, tuple)):
         return f"it has {_short(old)}, this run has {_short(new)}"
     for one, other in zip(old, new, strict=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -56,8 +57,11 @@ def test_the_commit_is_the_head_and_dirty_if_a_known_file_changed(clone: Path, m
     assert machine.commit(clone) == head
     (clone / "notes.txt").write_text("new")
     assert machine.commit(clone) == head
-    (clone / "code.py").write_text("a = 2\n")
-    assert machine.commit(clone) == head + "+dirty"
+    dirty = set()
+    for number in (2, 3):
+        (clone / "code.py").write_text(f"a = {number}\n")
+        dirty.add(machine.commit(clone))
+    assert len(dirty) == 2 and all(re.fullmatch(rf"{head}\+dirty-[0-9a-f]{{8}}", each) for each in dirty)
     (clone / "site-packages").mkdir()
     assert machine.commit(clone / "site-packages") == ""
     git(clone / "site-packages", "init", "--quiet")

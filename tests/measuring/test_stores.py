@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -119,6 +120,16 @@ def test_a_run_resumed_between_two_turns_takes_the_steps_of_one_that_was_not(her
     assert one == other and sum(one["talk", 1][1]) > 0
 
 
+def test_a_run_with_memory_that_lacks_the_last_turn_of_a_chat_is_not_whole(here: Path, raised: list[str]) -> None:
+    """How many turns a prompt has was taken from the file, so that it went on with an empty store."""
+    words = ("--method", "token_recycling[memory=run]", "--max-new-tokens", "6", "--repeats", "1", "--no-watch")
+    assert invoke_run(*words).exit_code == 0
+    file = here / "out.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(line for line in lines if json.loads(line).get("turn") != 1))
+    assert (invoke_run(*words, "--resume").exit_code, raised[-1]) == (2, "memory_lost")
+
+
 def test_modes_of_a_chat_do_not_see_each_other_s_answers(here: Path) -> None:
     """The second turn drafted what the same turn had written in another mode."""
     words = ("--method", "token_recycling", "--max-new-tokens", "24", "--repeats", "2", "--replay")
@@ -139,8 +150,10 @@ def test_a_run_with_memory_cannot_be_resumed_and_one_without_can(raised: list[st
     refused = invoke_run("--method", "recalls[memory=run]", *words)
     assert refused.exit_code == 0  # nothing is missing
     lines = Path("out.jsonl").read_bytes().splitlines(keepends=True)
-    Path("out.jsonl").write_bytes(b"".join(lines[:-1]))
-    refused = invoke_run("--method", "recalls[memory=run]", *words)
-    assert (refused.exit_code, raised[-1]) == (2, "memory_lost")
+    disturbed = json.dumps({**json.loads(lines[-1]), "invalid": "to be measured again"}).encode() + b"\n"
+    for last in (b"", disturbed):
+        Path("out.jsonl").write_bytes(b"".join([*lines[:-1], last]))
+        refused = invoke_run("--method", "recalls[memory=run]", *words, "--watch")
+        assert (refused.exit_code, raised.pop()) == (2, "memory_lost")
     _measured("prompt", "--out", "other.jsonl")
     assert invoke_run("--method", "recalls", *words, "--out", "other.jsonl").exit_code == 0

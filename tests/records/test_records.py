@@ -14,7 +14,7 @@ from benchctl.analysis.comparison import compare
 from benchctl.errors import InvalidData, UserError
 from benchctl.records.labels import current_label, note_rename
 from benchctl.records.reader import batch_keys, row_key
-from benchctl.records.schema import Row, Totals, to_line
+from benchctl.records.schema import Row, Run, Totals, to_line
 from benchctl.records.writer import Writer, check_output, read, scan
 
 ROWS = [baseline_row("p0"), drafted_row("p0"), exiting_row("p0"), failed(baseline_row("p1"))]
@@ -87,6 +87,25 @@ def test_resuming_with_other_settings_names_the_field(path: Path, changes: dict[
     with pytest.raises(UserError, match=facts) as caught, Writer(path, replace(RUN, **changes), resume=True):
         pass
     assert caught.value.id == id and path.read_bytes() == before
+
+
+def test_what_an_earlier_version_did_not_record_is_no_other_setting(path: Path) -> None:
+    """Stop tokens of target and draft model, and the commit. Known ones count, and are named."""
+
+    def run_of(ids: tuple[int, ...], commit: str) -> Run:
+        model = replace(RUN.target, stop_ids=ids)
+        return replace(RUN, target=model, draft=model, commit=commit)
+
+    write(path, ROWS, run_of((), ""))
+    with Writer(path, run_of((2,), "abc"), resume=True):
+        pass
+    write(path, ROWS, run_of((7,), "abc"))
+    for run, id, fact in (
+        (run_of((2,), "abc"), "other_settings", "stop_ids"),
+        (run_of((7,), "d"), "other_versions", "d"),
+    ):
+        with refused(id, fact), Writer(path, run, resume=True):
+            pass
 
 
 def test_a_plug_in_examined_since_then_is_no_other_setting(path: Path) -> None:

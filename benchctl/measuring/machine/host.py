@@ -265,7 +265,7 @@ def versions() -> dict[str, str]:
 
 
 def commit(folder: Path | None = None) -> str:
-    """The git commit of the running code, with "+dirty" if tracked files have changed since; "" outside a clone.
+    """The git commit of the running code, with "+dirty-" and a hash if code has changed since; "" outside a clone.
 
     Only a `.git` directly in `folder` (default: the parent of the benchctl package) counts: a benchctl installed inside
     another repository must not report that repository's commit.
@@ -274,8 +274,8 @@ def commit(folder: Path | None = None) -> str:
     if not (root / ".git").exists():
         return ""
     head = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    changes = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no") if head else ""
-    return f"{head}+dirty" if changes else head
+    changes = _output("git", "-C", str(root), "diff", "HEAD", "--", "*.py") if head else ""
+    return f"{head}+dirty-{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else head
 
 
 def _cpu() -> str:
