@@ -96,8 +96,8 @@ def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
         if not any(file.rfilename.endswith(".safetensors") for file in wanted):
             raise UserError(
                 "no_safetensors",
-                f"{hub_id} has no safetensors files that can be used. Name a "
-                "repository with some, or give a folder or a GGUF file with --model.",
+                f"{hub_id} has no safetensors files that can be used. Name a repository with some, or give a folder or "
+                "a GGUF file with --model.",
             )
         size = sum(file.size or 0 for file in wanted if any(Path(file.rfilename).match(kind) for kind in _OF_A_MODEL))
         notify(f"{hub_id}: {size / 1e6:,.0f} MB to download into the cache of the model hub")

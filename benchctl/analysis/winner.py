@@ -172,7 +172,8 @@ def _ratios(frame: pd.DataFrame, labels: Sequence[str]) -> dict[_Pair, tuple[flo
             pairs = pair(frame, first, second)
             above, below = (pairs[name].to_numpy(float) for name in ("whole_s_baseline", "whole_s"))
             level = levels(pairs)
-        above, below = evened(level) * above, evened(level) * below
+        weights = evened(level)
+        above, below = weights * above, weights * below
         logarithm = log(above.sum() / below.sum()) if len(above) else 0.0
         ratios[first, second] = logarithm, (p_value(above, below, level) if logarithm else 1.0)
     return ratios

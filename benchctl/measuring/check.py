@@ -87,18 +87,22 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     return checked
 
 
-def plan_of(checked: CheckedRun) -> Plan:
-    """What a checked run will measure."""
+def plan_of(checked: CheckedRun, labels: Sequence[str] | None = None) -> Plan:
+    """What a checked run will measure of ``labels``; default: of all that are supported."""
     settings = checked.settings
-    labels = tuple(choice.label for choice in checked.choices if not choice.unsupported)
+    if labels is None:
+        labels = [choice.label for choice in checked.choices if not choice.unsupported]
     prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
-    return Plan(prompts, labels, settings.repeat.repeats, settings.batch_size, settings.repeat.modes)
+    return Plan(prompts, tuple(labels), settings.repeat.repeats, settings.batch_size, settings.repeat.modes)
 
 
 def _goes_on(checked: CheckedRun) -> bool:
     """Whether the file has measured rows, and lacks others or a retry."""
-    if not checked.out.exists() or b"\n" not in checked.out.read_bytes():
+    if not checked.out.exists():
         return False
+    with checked.out.open("rb") as file:
+        if not file.readline().endswith(b"\n"):  # killed in its first line: it starts again
+            return False
     rows = {row_key(row): row for row in scan(checked.out).rows if row.repeat >= 0}
     plan, may_retry = plan_of(checked), checked.settings.watch
     planned = chain.from_iterable(rounds(jobs) for jobs in plan.by_batch())

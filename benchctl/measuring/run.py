@@ -31,6 +31,7 @@ from benchctl.measuring.check import (
     choose_methods,
     choose_models,
     load_suites,
+    plan_of,
 )
 from benchctl.measuring.clock import Clock, Timer, utc_now
 from benchctl.measuring.machine.host import commit, machine_facts, usable_cores, versions
@@ -160,8 +161,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
             guard=guard,
             engines=engines,
         )
-        prompts = tuple(prompt for suite in checked.suites for prompt in suite.prompts)
-        plan = Plan(prompts, tuple(usable), settings.repeat.repeats, settings.batch_size, settings.repeat.modes)
+        plan = plan_of(checked, list(usable))
         bounds = Bounds(len(usable_cores()) - settings.models.threads)
         watch = Watch(bounds, notify) if settings.watch else None
         session = Session(plan, measurer, writer, report, watch)

@@ -48,7 +48,8 @@ def estimates(pairs: pd.DataFrame, metrics: Sequence[Metric]) -> tuple[Estimate,
     A value is None where it has no meaning, such as an acceptance rate where nothing was drafted.
     """
     drawn = levels(pairs)
-    tops, bottoms, less_tops, less_bottoms = (evened(drawn)[:, None] * sums for sums in _sums(pairs, metrics))
+    weights = evened(drawn)[:, None]
+    tops, bottoms, less_tops, less_bottoms = (weights * sums for sums in _sums(pairs, metrics))
     uses_baseline = [metric.uses_baseline for metric in metrics]
     subtracted = [metric.less is not None for metric in metrics]
     intervals = ratio_intervals(

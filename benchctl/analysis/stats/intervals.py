@@ -280,7 +280,7 @@ def _errors(
     by_prompts = (prompt_errors * np.where(logarithmic, value, 1)) ** 2
     sessions = _sessions(influence, by_prompts, levels, uses_baseline)
     crossed = _crossed(levels)
-    if crossed.any() and not crossed.all():
+    if crossed.any() and not crossed.all():  # the same figures of what all sessions share show how sessions differ
         minus = subtracted.less and (subtracted.less[0][crossed], subtracted.less[1][crossed])
         other = None if levels.other_session is None else levels.other_session[crossed]
         part = _errors(

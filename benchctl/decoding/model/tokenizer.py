@@ -267,11 +267,13 @@ def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
             stop = GenerationConfig.from_pretrained(str(path), local_files_only=not hub_reachable()).eos_token_id
         except OSError as error:
             reason = error.__context__  # none if the repository has no such file
-            if isinstance(reason, json.JSONDecodeError | UnicodeDecodeError) or (reason and hub_reachable()):
+            is_damaged = isinstance(reason, json.JSONDecodeError | UnicodeDecodeError)
+            if is_damaged or (reason and hub_reachable()):
+                again = "Try again, or set HF_HUB_OFFLINE=1 to use only what was downloaded"
                 raise UserError(
                     "model_not_loadable",
                     f"cannot load {path}: its generation_config.json cannot be read ({str(error).splitlines()[0]}). "
-                    "Try again, or set HF_HUB_OFFLINE=1 to use only what was downloaded",
+                    f"{'Delete it, and load the model again' if is_damaged else again}",
                 ) from error
     for value in (stop, config.eos_token_id, tokenizer.eos_token_id):
         if value is not None:

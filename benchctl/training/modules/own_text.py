@@ -279,7 +279,7 @@ class OwnText:
             batch = [head for head in whole if head not in known]
             if not batch:
                 continue
-            is_cut = 0 < len(batch) < len(whole) and batch == list(whole[-len(batch) :])
+            is_cut = batch == list(whole[-len(batch) :])
             asked = whole if self.settings.temperature and is_cut else batch
             settings = replace(self.settings, seed=self.settings.seed + number)
             answers = answer(self.target.model, asked, self.target.files.tokenizer.stop_ids, settings)
