@@ -95,6 +95,10 @@ def joined(device: str) -> Iterator[World]:
     if world.size == 1:
         yield world
         return
+    # Optimizers import this module, and its functions keep the group that exists at that moment as a default. Imported
+    # later, it would keep gloo's threads alive until Python ends, and one of them may then abort the process.
+    import torch.distributed.nn.functional
+
     on_gpus = device.startswith("cuda")
     if on_gpus:
         there = torch.cuda.device_count()
