@@ -11,7 +11,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -125,10 +126,8 @@ def test_from_a_description_to_one_table_and_a_second_run_has_nothing_to_do(here
 def test_a_run_that_is_killed_goes_on_where_it_was(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (unit,) = units(read_spec(spec_of(here, families={"f": ["prompt_lookup"]})), here)
     write_commands(here, [unit])
-    killer, killed = _killer(unit)
-    killer.start()
-    (ended,) = on.local([unit], Settings(here, here))
-    killer.join()
+    with _killing(unit) as killed:
+        (ended,) = on.local([unit], Settings(here, here))
     assert ended.code == 0 and killed
     _check_complete(unit)
 
@@ -194,23 +193,29 @@ def test_an_interrupt_ends_the_runs_and_the_sweep(here: Path) -> None:
     assert not runs()
 
 
-def _killer(unit: Unit, parent: bool = False) -> tuple[threading.Thread, list[int]]:
+@contextmanager
+def _killing(unit: Unit, parent: bool = False) -> Iterator[list[int]]:
     """Kills the run, or the ``parent`` that started it, as soon as its file has three lines; lists what it killed."""
-    killed = list[int]()
+    killed, over = list[int](), threading.Event()
 
     def kill() -> None:
-        for _ in range(2400):
+        while not killed and not over.wait(0.02):
             if unit.out.exists() and unit.out.read_bytes().count(b"\n") >= 3:
                 found = subprocess.run(["pgrep", "-f", f"session.. run .*{unit.name}"], capture_output=True, text=True)
                 for pid in map(int, found.stdout.split()):
-                    if parent:
-                        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                    os.kill(pid, signal.SIGKILL)
-                    killed.append(pid)
-                return
-            time.sleep(0.02)
+                    with suppress(OSError):  # it ended just now
+                        if parent:
+                            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                        os.kill(pid, signal.SIGKILL)
+                        killed.append(pid)
 
-    return threading.Thread(target=kill), killed
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
 
 
 def _check_complete(unit: Unit) -> None:
@@ -226,10 +231,8 @@ def test_ray_starts_a_task_again_whose_worker_died(here: Path) -> None:
     planned = units(read_spec(spec_of(here)), here)
     write_commands(here, planned)
     ended = on.ray(planned, Settings(here, here, attempts=3, per_host=2))
-    killer, killed = _killer(planned[0], parent=True)
-    killer.start()
-    codes = [each.code for each in ended]
-    killer.join()
+    with _killing(planned[0], parent=True) as killed:
+        codes = [each.code for each in ended]
     assert killed and codes == [0, 0] and not ray.is_initialized()
     for unit in planned:
         _check_complete(unit)
