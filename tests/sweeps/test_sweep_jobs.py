@@ -195,7 +195,7 @@ def test_an_interrupt_ends_the_runs_and_the_sweep(here: Path) -> None:
 
 @contextmanager
 def _killing(unit: Unit, parent: bool = False) -> Iterator[list[int]]:
-    """Kills the run, or the ``parent`` that started it, as soon as its file has three lines; lists what it killed."""
+    """Kills the run, or the ``parent`` that started it, as soon as its file has three lines; the niceness it had."""
     killed, over = list[int](), threading.Event()
 
     def kill() -> None:
@@ -206,8 +206,9 @@ def _killing(unit: Unit, parent: bool = False) -> Iterator[list[int]]:
                     with suppress(OSError):  # it ended just now
                         if parent:
                             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                        niceness = os.getpriority(os.PRIO_PROCESS, pid)
                         os.kill(pid, signal.SIGKILL)
-                        killed.append(pid)
+                        killed.append(niceness)
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -233,7 +234,8 @@ def test_ray_starts_a_task_again_whose_worker_died(here: Path) -> None:
     ended = on.ray(planned, Settings(here, here, attempts=3, per_host=2))
     with _killing(planned[0], parent=True) as killed:
         codes = [each.code for each in ended]
-    assert killed and codes == [0, 0] and not ray.is_initialized()
+    assert codes == [0, 0] and not ray.is_initialized()
+    assert killed == [os.nice(0)], "other programs come before a run"
     for unit in planned:
         _check_complete(unit)
 
