@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long files first."""
     items.sort(key=lambda item: item.path.stem not in LONG)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws without a seed does not depend on the tests that its worker ran before."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

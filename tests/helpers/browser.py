@@ -131,4 +131,4 @@ def browser() -> Iterator[Page]:
             os.close(in_write)
             os.close(out_read)
             process.terminate()
-            process.wait(10)
+            process.wait(PATIENCE_S)

@@ -27,19 +27,21 @@ from benchctl.measuring.plan import Plan, Task
 from benchctl.measuring.session import Notice, Progress
 
 TIMEOUT_S = 60
-_GENERATION_S = 0.002  # so that kills fall between and in generations
+_GENERATION_S = 0.01  # so that kills fall between and in generations, also on a busy machine
 
 
 @dataclass(frozen=True)
 class Request:
     """A run to fork. The run appends a line to `log` for each generation that is in its file, and then its error, if
-    there is one. `most_file_bytes` is a limit of the system, for a disk that is full."""
+    there is one. `most_file_bytes` is a limit of the system, for a disk that is full. After `halts_at` generations it
+    halts until it is told to go on."""
 
     plan: Plan
     out: Path
     log: Path
     resume: bool = True
     most_file_bytes: int = 0
+    halts_at: int = 0
 
 
 @dataclass
@@ -65,8 +67,10 @@ class ForkedRun:
 
     @contextmanager
     def halted(self) -> Iterator[None]:
-        """It does nothing in the meantime."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """From when it halts, which its request asks for, until the end of the block."""
+        stat = Path(f"/proc/{self.pid}/stat")
+        while self.is_running and stat.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
         try:
             yield
         finally:
@@ -157,6 +161,8 @@ def _run(request: Request) -> int:
     def write(event: Notice | Progress) -> None:
         if isinstance(event, Progress):
             os.write(log, b"%d\n" % event.done)
+            if event.done == request.halts_at:
+                os.kill(os.getpid(), signal.SIGSTOP)
 
     try:
         if request.most_file_bytes:

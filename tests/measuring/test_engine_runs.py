@@ -142,7 +142,7 @@ def test_a_file_holds_the_facts_of_engines_and_is_resumed(run_folder: Path, tmp_
     again = measure_file(replace(settings, resume=True))
     assert len(measured(again)) == len(measured(whole)) == 16
     assert [row.token_ids for row in measured(again)] == [row.token_ids for row in measured(whole)]
-    assert running(tmp_path) == []
+    assert wait_for(lambda: running(tmp_path) == [])
     agreed = [row.fidelity["target_agreed_tokens"] / row.fidelity["scored_tokens"] for row in measured(whole)]
     assert max(agreed) < 0.5, "the fake has no model, and the target sees it"
     assert whole.run.executor == f"llama.cpp {VERSION}"
@@ -165,7 +165,7 @@ def test_an_engine_that_dies_fails_its_rows_and_leaves_nothing_running(run_folde
     rows = measure_file(settings_of(run_folder, tmp_path / "out.jsonl", label)).rows
     errors = [row.error.partition(":")[0] for row in rows if row.error]
     assert len(errors) == len(rows) and {"engine_died"} < {*errors} <= {"engine_died", "answer_cut", "ValueError"}
-    assert running(tmp_path) == []
+    assert wait_for(lambda: running(tmp_path) == [])
 
 
 def test_an_engine_that_does_not_start_ends_the_run_and_those_that_did(run_folder: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_engine_that_does_not_start_ends_the_run_and_those_that_did(run_folde
     checked = replace(checked, choices=(checked.choices[0], replace(checked.choices[1], method=broken)))
     with refused("engine_died"):
         run(checked, lambda event: None)
-    assert running(tmp_path) == []
+    assert wait_for(lambda: running(tmp_path) == [])
 
 
 @pytest.mark.parametrize(

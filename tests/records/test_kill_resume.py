@@ -177,9 +177,7 @@ def test_a_file_system_that_became_read_only_is_named_and_the_file_left_as_it_is
 
 def test_a_second_run_on_a_file_is_refused_and_harms_nothing(server: RunServer, plain: Kind, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    first = server.start(plain.to(out))
-    while len(lines_of(out)) < 3 and first.is_running:
-        time.sleep(0.001)
+    first = server.start(plain.to(out, halts_at=2))
     with first.halted():
         before = out.read_bytes()
         second = server.start(replace(plain.to(out), log=tmp_path / "second.log"))

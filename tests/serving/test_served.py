@@ -132,8 +132,9 @@ def test_an_answer_that_cannot_be_used_is_an_error(dialect: str, misbehaviour: s
 def test_a_server_that_hangs_or_is_too_slow_costs_one_time_limit_and_is_asked_nothing_more() -> None:
     for misbehaviour in ("hanging", "slow"):
         with FakeEngine("vllm", counting, misbehaviour) as server:
-            engine = OpenAI(server.url, limit_s=3 * SLOW_S)
+            engine = OpenAI(server.url)
             engine.start(deployment())
+            engine.limit_s = 3 * SLOW_S
             started_s = time.monotonic()
             assert error_of(lambda: ask(engine)) == "engine_too_slow"  # noqa: B023
             assert time.monotonic() - started_s < 3
@@ -241,7 +242,7 @@ def test_an_engine_is_started_speculates_only_where_asked_and_is_stopped(
     engine.stop()
     plain.stop()
     engine.stop()
-    assert running(tmp_path) == []
+    assert wait_for(lambda: running(tmp_path) == [])
     assert error_of(lambda: ask(engine)) == "engine_died"
 
 
@@ -270,7 +271,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words_and_is_gon
     slow = started(tmp_path, "llama_cpp", "never_ready", "parent", limit_s=1.5)
     assert error_of(lambda: slow.start(deployment())) == "engine_start_too_slow"
     assert error_of(lambda: started(tmp_path, "vllm", "no_ids").start(deployment())) == "no_token_ids"
-    assert running(tmp_path) == []
+    assert wait_for(lambda: running(tmp_path) == [])
 
 
 def test_a_server_that_dies_takes_its_children_with_it(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_a_server_that_hangs_is_killed_even_if_it_does_not_want_to_end(tmp_path:
     engine = started(tmp_path, "llama_cpp", "hanging", "stubborn", "parent", limit_s=8)
     engine.start(deployment())
     assert error_of(lambda: ask(engine)) == "engine_too_slow"
-    assert running(tmp_path) == []
+    assert wait_for(lambda: running(tmp_path) == [])
 
 
 def test_the_engine_of_the_page_is_a_whole_engine(tmp_path: Path) -> None:

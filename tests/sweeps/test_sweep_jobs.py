@@ -201,7 +201,7 @@ def _killing(unit: Unit, parent: bool = False) -> Iterator[list[int]]:
     def kill() -> None:
         while not killed and not over.wait(0.02):
             if unit.out.exists() and unit.out.read_bytes().count(b"\n") >= 3:
-                found = subprocess.run(["pgrep", "-f", f"session.. run .*{unit.name}"], capture_output=True, text=True)
+                found = subprocess.run(["pgrep", "-f", f"session.. run .*{unit.out}"], capture_output=True, text=True)
                 for pid in map(int, found.stdout.split()):
                     with suppress(OSError):  # it ended just now
                         if parent:
@@ -268,7 +268,7 @@ def test_256_workers_that_fail_lose_no_row_and_write_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers die at random rows, some while they write; a run is given up after five lives and continued later."""
-    drawn, lives, guard = random.Random(0), Counter[str](), threading.Lock()
+    lives, guard = Counter[str](), threading.Lock()
     spec = read_spec(
         spec_of(tmp_path, models=[{"model": f"m{number}"} for number in range(256)], families={"f": ["a"]})
     )
@@ -283,6 +283,7 @@ def test_256_workers_that_fail_lose_no_row_and_write_none_twice(
     def measure(unit: Unit, place: Place, settings: Settings) -> int:
         with guard:
             lives[unit.name] += 1
+            drawn = random.Random(f"{unit.name} {lives[unit.name]}")  # whichever thread comes first
             dies_at, torn = drawn.randrange(len(ROWS) + 4), drawn.random() < 0.5
         with Writer(unit.out, ONE, resume=True) as writer:
             known = {(row.prompt_id, row.repeat) for row in writer.stored.rows}

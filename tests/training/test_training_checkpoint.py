@@ -158,7 +158,7 @@ def test_a_run_that_is_killed_ends_like_one_that_is_not(tmp_path: Path) -> None:
     tiny_trainer(whole, tiny_settings()).train()
 
     process = start(killed, "--slow", "0.05")
-    wait_for(killed / "step-0000003", process)
+    wait_for_step(3, killed, process)
     process.kill()
     assert process.wait(TIMEOUT_S) == SIGKILLED
     reached = loaded(killed).position.step
@@ -176,7 +176,9 @@ def test_a_run_that_is_killed_ends_like_one_that_is_not(tmp_path: Path) -> None:
     assert_same(whole, killed)
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not path.exists() and process.poll() is None and time.monotonic() < deadline_s:
+def wait_for_step(step: int, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    """For its checkpoint or a later one: only the last two are kept."""
+    deadline_s, least = time.monotonic() + TIMEOUT_S, f"step-{step:07d}"
+    while not any(path.name >= least for path in folder.glob("step-*")):
+        assert process.poll() is None and time.monotonic() < deadline_s
         time.sleep(0.002)

@@ -51,7 +51,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_stop_at_the_same_step_when_the_time_is_over(tmp_path: Path) -> None:
     """The clock of the second one runs twice as fast. It does not leave while the first one still writes its result."""
-    run_two(WORKER, str(tmp_path), "--seconds", "0.5", "--slow", "0.02", "--linger", "0.5")
+    run_two(WORKER, str(tmp_path), "--seconds", "2", "--slow", "0.02", "--linger", "0.5")
     first, second = steps_of_ranks(tmp_path)
     assert first == second > 1
 
