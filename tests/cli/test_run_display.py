@@ -63,10 +63,10 @@ def test_events_that_follow_quickly_are_not_all_drawn() -> None:
 
 def test_nothing_is_drawn_between_two_events() -> None:
     """A bar that refreshes itself in a thread takes its time out of the steps being measured."""
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with RunDisplay(Screen().console, Seconds()) as display:
         display(Progress(1, 2, "two_model"))
-        assert threading.active_count() == before
+        assert set(threading.enumerate()) <= before  # one that an earlier test left may end now
 
 
 def test_the_time_left_is_estimated_from_what_this_process_measured() -> None:

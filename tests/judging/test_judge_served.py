@@ -32,10 +32,13 @@ pytestmark = [
 ]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A port that the system gives to nobody else, and on which a server that reuses addresses may listen."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def answers(url: str) -> bool:
@@ -52,9 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[str]:
+def server(model: Path, port: int) -> Iterator[str]:
     """The address of `transformers serve`, which serves that model and no other."""
-    port = free_port()
     options = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
     log = model.parent / "server.log"
     with log.open("wb") as out:

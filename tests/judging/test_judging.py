@@ -312,9 +312,14 @@ def test_an_interrupt_does_not_wait_for_a_pause(bench: Bench) -> None:
         failing.set()
         raise NoReply("no_judge_reply", "busy", may_pass=True, pause_s=60.0)
 
+    def interrupt_when_failing() -> None:
+        failing.wait(10)
+        time.sleep(0.2)  # by then they pause
+        os.kill(os.getpid(), signal.SIGINT)
+
     def interrupt(progress: object) -> None:
         if len(bench.progress) == 4:  # three ties, and the first question
-            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Thread(target=interrupt_when_failing).start()
 
     judge = Scripted(busy_after_the_first)
     bench.on_progress = interrupt

@@ -172,12 +172,12 @@ def test_refusal_for_one_address_does_not_count_as_offline() -> None:
 
 def test_silent_network_is_given_up_after_the_first_answers_time() -> None:
     """A name look-up has no time limit of its own; a machine behind a dead resolver would hang for half a minute."""
-    release = threading.Event()
-
+    started, release = threading.Event(), threading.Event()
     holds_up_the_end: list[bool] = []
 
     def silent(address: str, timeout_s: float) -> IO[bytes]:
         holds_up_the_end.append(not threading.current_thread().daemon)
+        started.set()
         release.wait()
         return io.BytesIO(CONTENT)
 
@@ -185,6 +185,7 @@ def test_silent_network_is_given_up_after_the_first_answers_time() -> None:
     for _ in range(2):
         with pytest.raises(UnreachableError, match="0.02 s"):
             downloader.fetch("https://a.example")
+    assert started.wait(60)  # it may get a core only after it was given up
     release.set()
     assert holds_up_the_end == [False]
 

@@ -332,7 +332,7 @@ def test_known_suite_with_a_broken_line_is_refused_with_file_and_line(
         ("zzz", "unknown_suite", ", ".join(suite_names())),
         ("zzz/rag", "cannot_read", "zzz/rag"),
         ("tasks/absent", "unknown_category", "nth_word"),
-        ("koala/absent.jsonl", "unknown_category", "absent.jsonl"),
+        ("tasks/absent.jsonl", "unknown_category", "absent.jsonl"),
         ("absent.jsonl", "cannot_read", "absent.jsonl"),
         (".", "cannot_read", "Is a directory"),
     ],
