@@ -65,7 +65,7 @@ def _ended(unit: Unit, result: Callable[[], int]) -> Ended:
 def ray(units: Sequence[Unit], settings: Settings) -> Iterator[Ended]:
     """Run as tasks of the Ray cluster at RAY_ADDRESS, or of one that is started here."""
     library = _imported("ray", "ray")
-    os.environ.update(RAY_worker_niceness="0")  # its 15 lets every other program delay a run
+    os.environ.update(RAY_worker_niceness="0")  # with Ray's default, 15, every other program delays a run
     library.init(log_to_driver=False, include_dashboard=False, logging_level="error")
     try:
         # Tasks for a CPU ask for a host's share, since the lock would let them wait where others are free.

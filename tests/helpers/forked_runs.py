@@ -34,7 +34,7 @@ _GENERATION_S = 0.01  # so that kills fall between and in generations, also on a
 class Request:
     """A run to fork. The run appends a line to `log` for each generation that is in its file, and then its error, if
     there is one. `most_file_bytes` is a limit of the system, for a disk that is full. After `halts_at` generations it
-    halts until it is told to go on."""
+    halts until the test lets it go on."""
 
     plan: Plan
     out: Path

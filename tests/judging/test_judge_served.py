@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """A port that the system gives to nobody else, and on which a server that reuses addresses may listen."""
+    """A port that the system gives to no other program, and on which a server that reuses addresses may listen."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
