@@ -298,6 +298,7 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
     target = models(names.target)
     step_bytes, cache_token_bytes = traffic_of(target)
     machine = dict(machine_facts(checked.device))
+    machine["stop_ids_from"] = [f"{index} {source}" for index, source in sorted(target.tokenizer.stop_sources.items())]
     bandwidth = bandwidth_mb_s(checked.device, settings.models.threads) if settings.watch else None
     if bandwidth is not None:
         machine["memory_bandwidth_mb_s"] = round(bandwidth, 1)
