@@ -194,6 +194,18 @@ def test_prompts_beyond_the_context_are_listed_before_loading(settings: ask.RunS
         quiet_check(long)
 
 
+@pytest.mark.usefixtures("no_weights")
+def test_the_context_of_a_longrope_model_is_explained_where_a_prompt_does_not_fit(
+    settings: ask.RunSettings, long_prompts: Path, tmp_path: Path
+) -> None:
+    """Phi-3 with a context of 128k tokens takes 4096 here, where its short factors hold.
+    The error named 4096 without a reason, although config.json says 131072."""
+    models = replace(settings.models, target=str(tiny_folder(tmp_path / "phi3", "phi3_longrope")), draft="")
+    prompts = ask.PromptSettings(benches=(str(long_prompts),))
+    with refused("prompt_too_long", "64 tokens", "128", "longrope"):
+        quiet_check(replace(settings, models=models, prompts=prompts, methods=("prompt_lookup",)))
+
+
 @pytest.mark.parametrize(
     ("policy", "kept", "remark"), [("skip", ["fine"], "left out"), ("cut", ["fine", "endless", "later"], "cut")]
 )

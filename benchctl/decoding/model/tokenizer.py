@@ -117,6 +117,13 @@ class TargetTokenizer:
         return hashlib.sha256(tokenizer_text(self._tokenizer).encode()).hexdigest()
 
     @property
+    def context_limit(self) -> str:
+        """The context in words, for errors; with longrope, why it is shorter than the configuration says."""
+        is_cut = (getattr(self.config, "rope_parameters", None) or {}).get("rope_type") == "longrope"
+        why = ", not {}, since longrope's factors for longer texts are not supported"
+        return f"{self.context_tokens} tokens{why.format(self.config.max_position_embeddings) if is_cut else ''}"
+
+    @property
     def chat_template_sha256(self) -> str:
         template = self._tokenizer.chat_template
         return hashlib.sha256(undated(str(template)).encode()).hexdigest() if template else ""
