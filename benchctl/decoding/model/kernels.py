@@ -125,6 +125,12 @@ class Linear:
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
 
 
+def packed_bytes(weight: Tensor) -> int:
+    """That a product in the form "float16" holds of a weight [out, in]: FBGEMM pads ``in`` to a multiple of 512."""
+    out_features, in_features = weight.shape
+    return 2 * out_features * -(-in_features // 512) * 512
+
+
 class Product(nn.Module):
     """A trained product for decoding, of rows [rows, in]."""
 

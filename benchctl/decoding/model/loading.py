@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -105,11 +105,27 @@ def round_weights(model: Any, path: str | Path) -> None:
     Raises UserError for weights beyond the range of float16.
     """
     for name, weight in model.named_parameters():
-        if weight.ndim > 1:
-            weight.copy_(weight.half())
-            if weight.isinf().any():
-                reason = "is beyond the range of float16; leave out --weights"
-                raise UserError("weights_overflow", f"{path}: a number in {name} {reason}.")
+        _round(weight, name, path)
+
+
+def _round(weight: Tensor, name: str, path: str | Path) -> None:
+    if weight.ndim > 1:
+        weight.copy_(weight.half())
+        if weight.isinf().any():
+            reason = "is beyond the range of float16; leave out --weights"
+            raise UserError("weights_overflow", f"{path}: a number in {name} {reason}.")
+
+
+def weight_reader(path: str | Path, dtype: str, device: str, weights: str) -> Callable[[str, Tensor], Tensor]:
+    """Function of a weight's name and what a file holds: a copy in ``dtype`` on ``device``, rounded if so asked."""
+
+    def read(name: str, stored: Tensor) -> Tensor:
+        weight = stored.to(device).to(DTYPES[dtype], copy=True)
+        if weights == "float16":
+            _round(weight, name, path)
+        return weight
+
+    return read
 
 
 def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
@@ -120,19 +136,18 @@ def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
             raise UserError("weights_do_not_fit", f"{path} {what} its configuration, such as {names[0]}; get it again")
 
 
-def read_model(path: str | Path, tokenizer: TargetTokenizer, *, dtype: str, device: str, weights: str) -> Any:
-    """The model of transformers in a folder or hub id, in ``dtype`` on ``device``, its ``weights`` rounded if so asked.
+def read_model(path: str | Path, tokenizer: TargetTokenizer, *, device: str, weights: str, **options: Any) -> Any:
+    """The model of transformers in a folder or hub id, on ``device``, its ``weights`` rounded if so asked.
 
-    Raises UserError where it cannot be read.
+    ``options`` are those of transformers. Raises UserError where it cannot be read.
     """
     import transformers
 
     # Reading a local folder takes no time worth a bar; a download keeps its own.
     with quiet() if Path(path).is_dir() else nullcontext():
-        options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
         seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
         kind = seq2seq if tokenizer.is_encoder_decoder else causal
-        model, info = from_pretrained(kind, path, **options)
+        model, info = from_pretrained(kind, path, output_loading_info=True, **options)
     check_complete(path, info)
     model = model.to(device).eval()
     if weights == "float16":

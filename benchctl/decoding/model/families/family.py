@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -103,8 +103,8 @@ class Family:
 
     # Weights that the model of transformers holds.
 
-    def read(self, model: Any, form: Form, release: bool = False) -> Parts:
-        """A decoder-only ``model`` as parts; products hold weights in the ``form``.
+    def read(self, model: Any, form: Form, release: bool = False, blocks: Sequence[Layer] = ()) -> Parts:
+        """A decoder-only ``model`` as parts; products hold weights in the ``form``. ``blocks``: layers read already.
 
         With ``release`` each layer of ``model`` is freed as soon as it is read, so that no more than one layer is held
         in both forms. Where the form copies all weights, nothing keeps their file mapped. ``model`` cannot run
@@ -123,7 +123,7 @@ class Family:
         return Parts(
             embedding=embedding,
             embedding_scale=float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0)),
-            blocks=list(map(read, range(len(body.layers)))),
+            blocks=list(blocks or map(read, range(len(body.layers)))),
             final_norm=self.read_norm(body.norm),
             lm_head=Linear(model.lm_head.weight, model.lm_head.bias, form),
             rotary=self.rotary(model, self.context_tokens(model.config), embedding.dtype),

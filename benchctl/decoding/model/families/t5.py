@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class T5(Family):
     def activation(self, config: Any) -> str:
         return str(config.dense_act_fn)
 
-    def read(self, model: Any, form: Form, release: bool = False) -> Parts:
+    def read(self, model: Any, form: Form, release: bool = False, blocks: Sequence[Layer] = ()) -> Parts:
         decoder, config = model.decoder, model.config
         crosses = [_read_cross(block.layer[1], config, form) for block in decoder.block]
         blocks = [self._layer(block, cross, config, form) for block, cross in zip(decoder.block, crosses, strict=True)]
