@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Weights = Literal["auto", "float16"]
+Executor = Literal["auto", "static", "transformers"]
 Device = Literal["auto", "cpu", "cuda"]
 Source = Literal["auto", "published", "embedded"]
 LongPrompts = Literal["error", "skip", "cut"]
@@ -60,6 +61,11 @@ class ModelSettings:
         "auto",
         "Number format of weight matrices; auto: as --dtype. float16: half the memory traffic of float32 on a CPU. "
         "Arithmetic stays in float32. It is another target: its answers may differ.",
+    )
+    executor: Executor = setting(
+        "auto",
+        "Whose layers run. static: benchctl's own, which are faster. transformers: theirs, for any decoder-only model; "
+        "methods that need inner layers cannot run. auto: transformers only for models that static does not know.",
     )
 
 

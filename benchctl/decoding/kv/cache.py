@@ -198,6 +198,8 @@ class Layout:
                  else 0; None where all slots hold something
     windows      whether the windows of layers hide slots; not where slots before the first open row were chosen, whose
                  numbers are no positions
+    tokens       ids of the rows of this pass, where they stand for tokens of a text
+    last_only    whether nothing but the last row's result is read
     choose       if given, called for each layer with its index and the queries of its rows, before they look: it may
                  still write slots before the first open row
     """
@@ -225,10 +227,22 @@ class Layout:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self.absent_bias: Tensor | None = None
         self.windows = True
+        self.tokens: Sequence[int] | None = None
+        self.last_only = False
         self.choose: Callable[[int, Tensor], None] | None = None
         self.rotary = rotary[index].unsqueeze(1)
         self._turns: Tensor | None = None
         self._bias: dict[tuple[int | None, int], Tensor] = {}
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether the open rows branch."""
+        return self._ancestors is not None
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """The position of each row of this pass."""
+        return self._positions[self._skip :]
 
     def turns(self, rotated: int, heads: int) -> Tensor:
         """[rows, heads * head_dim / 2] rotations of the first ``rotated`` heads, and 1 for the others."""

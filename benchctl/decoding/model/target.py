@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Layout
-from benchctl.decoding.model.families import check_family, context_tokens, family_of
+from benchctl.decoding.model.families import check_family, context_tokens, facts_of, family_of
 from benchctl.decoding.model.families.family import rotations
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
@@ -30,14 +30,14 @@ from benchctl.errors import UserError
 _TOKENS = 24
 SPLIT = 20  # more rows than the batched attention takes, then fewer: both ways of attending are checked
 # The share of the logits' spread that rounding may move; a part left out or read wrongly moves far more.
-_ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
+ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 
 @torch.inference_mode()
-def probe(model: Any) -> tuple[list[int], Tensor]:
+def probe(model: Any, config: Any) -> tuple[list[int], Tensor]:
     """Token ids spread over the vocabulary, and the transformers model's own logits [rows, vocabulary] for them."""
-    rows = min(_TOKENS, context_tokens(model.config))
-    ids = torch.linspace(0, model.config.vocab_size - 1, rows).long()
+    rows = min(_TOKENS, context_tokens(config))
+    ids = torch.linspace(0, config.vocab_size - 1, rows).long()
     both = ids[None].to(model.device)
     decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
     return ids.tolist(), model(both, **decoder, use_cache=False).logits[0]
@@ -55,6 +55,7 @@ class TargetInfo:
     mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
     experts_per_token    that a token goes to in a layer; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
+    opaque               whether transformers runs all layers, so that no method sees one of them
     """
 
     family: str
@@ -68,10 +69,11 @@ class TargetInfo:
     experts_per_token: int
     is_encoder_decoder: bool
     head_dim: int
+    opaque: bool = False
 
     @classmethod
-    def of(cls, config: Any) -> TargetInfo:
-        family = family_of(config)
+    def of(cls, config: Any, opaque: bool = False) -> TargetInfo:
+        family = facts_of(config)
         head_dim = family.head_dim(config)
         return cls(
             family=config.model_type,
@@ -85,6 +87,7 @@ class TargetInfo:
             experts_per_token=family.experts_per_token(config),
             is_encoder_decoder=family.has_encoder,
             head_dim=head_dim,
+            opaque=opaque,
         )
 
 
@@ -182,7 +185,11 @@ class Target:
 
     dtype    of residuals, keys and values; ``weights`` "float16" keeps matrices in half of that, else they have it too
     form     in which products hold their weights
+    runs_trees  whether rows of one pass may see different branches of a draft
     """
+
+    runs_trees: bool = True
+    attention: str = "bmm+sdpa"  # how it is computed, see layers.mix
 
     def __init__(
         self,
@@ -225,6 +232,7 @@ class Target:
         import transformers
 
         tokenizer = load_tokenizer(path)
+        tokenizer.check_layers()
         check_weights(weights, tokenizer.config, dtype, device)
         local = Path(path).is_dir()
         # Reading a local folder takes no time worth a bar; a download keeps its own.
@@ -238,15 +246,16 @@ class Target:
         model = model.to(device).eval()
         if weights == "float16":
             round_weights(model, path)
-        ids, their_logits = probe(model)
+        ids, their_logits = probe(model, model.config)
         target = cls(model, tokenizer, folder, weights=weights, release=True)
         del model
         error = target._error(ids, their_logits.double())
-        if not error < _ROUNDING[their_logits.dtype]:  # nan is refused too
+        if not error < ROUNDING[their_logits.dtype]:  # nan is refused too
             raise UserError(
                 "logits_differ",
                 f"{path}: logits differ from those of transformers by {error:.2g} of their spread; this variant of "
-                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype",
+                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype, "
+                "or --executor transformers",
             )
         return target
 

@@ -92,6 +92,7 @@ class TargetTokenizer:
 
     stop_sources      where each stop id comes from
     ignored_settings  of the generation configuration: transformers' generate applies them to greedy text
+    wrapper           type of the model that contains this one and reads images too; empty for a model of its own
     """
 
     def __init__(
@@ -102,14 +103,25 @@ class TargetTokenizer:
         *,
         stop_sources: Mapping[int, str] | None = None,
         ignored_settings: Sequence[str] = (),
+        wrapper: str = "",
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self.wrapper = tokenizer, wrapper
         self.stop_sources, self.ignored_settings = dict(stop_sources or {}), tuple(ignored_settings)
         self.config = config
         self.context_tokens = context_tokens(config)
         self.vocabulary = int(config.vocab_size)
         self.is_encoder_decoder = bool(config.is_encoder_decoder)
         self.stop_ids = stop_ids
+
+    def check_layers(self) -> None:
+        """Raises UserError unless benchctl's own layers run this model."""
+        if self.wrapper:
+            raise UserError(
+                "unknown_family",
+                f"models of type {self.wrapper!r} read images too, and benchctl's own layers run text models alone; "
+                "`benchctl run` measures their text by --executor transformers",
+            )
+        check_family(self.config)
 
     @cached_property
     def sha256(self) -> str:
@@ -258,11 +270,13 @@ def downloaded_file(hub_id: str, name: str) -> Path | None:
 
 
 def load_tokenizer(path: str | Path) -> TargetTokenizer:
-    """Tokenizer and configuration of a folder or hub id; UserError when there is none or the family is unknown."""
+    """Tokenizer and configuration of a folder or hub id. Raises UserError where there is none."""
     import transformers
 
-    config = from_pretrained(transformers.AutoConfig, path)
-    check_family(config)
+    whole = from_pretrained(transformers.AutoConfig, path)
+    config = whole.get_text_config()  # of a model that reads images too, the part that answers
+    if (quantised := getattr(whole, "quantization_config", None)) is not None:
+        config.quantization_config = quantised
     tokenizer = from_pretrained(transformers.AutoTokenizer, path)
     tokenizer.model_max_length = sys.maxsize  # lengths are checked against the context, by us and with a clear error
     generation = _generation_config(path)
@@ -272,7 +286,12 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
         for name, neutral in _CHANGES_TEXT.items()
         if (value := getattr(generation, name, None)) not in (None, neutral, [], {})
     ]
-    return TargetTokenizer(tokenizer, config, frozenset(stops), stop_sources=stops, ignored_settings=ignored)
+    return TargetTokenizer(
+        *(tokenizer, config, frozenset(stops)),
+        stop_sources=stops,
+        ignored_settings=ignored,
+        wrapper="" if whole is config else whole.model_type,
+    )
 
 
 def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:

@@ -84,6 +84,7 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
     """
     path = bundled.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
+    tokenizer.check_layers()
     if tokenizer.is_encoder_decoder and not encoders:
         kinds = {name: method_class(name) for name in names(METHODS)}
         known = [name for name, kind in kinds.items() if kind.supports_encoder_decoder and issubclass(kind, Trainable)]
