@@ -55,6 +55,7 @@ class TargetInfo:
     mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
     experts_per_token    that a token goes to in a layer; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
+    plain_layers         whether each layer computes what Llama's does, see Family
     """
 
     family: str
@@ -68,6 +69,7 @@ class TargetInfo:
     experts_per_token: int
     is_encoder_decoder: bool
     head_dim: int
+    plain_layers: bool = True
 
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
@@ -85,6 +87,7 @@ class TargetInfo:
             experts_per_token=family.experts_per_token(config),
             is_encoder_decoder=family.has_encoder,
             head_dim=head_dim,
+            plain_layers=family.plain_layers,
         )
 
 
