@@ -56,6 +56,7 @@ class TargetInfo:
     experts_per_token    that a token goes to in a layer; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
     opaque               whether transformers runs all layers, so that no method sees one of them
+    plain_layers         whether each layer computes what Llama's does, see Family
     """
 
     family: str
@@ -70,6 +71,7 @@ class TargetInfo:
     is_encoder_decoder: bool
     head_dim: int
     opaque: bool = False
+    plain_layers: bool = True
 
     @classmethod
     def of(cls, config: Any, opaque: bool = False) -> TargetInfo:
@@ -88,6 +90,7 @@ class TargetInfo:
             is_encoder_decoder=family.has_encoder,
             head_dim=head_dim,
             opaque=opaque,
+            plain_layers=family.plain_layers,
         )
 
 

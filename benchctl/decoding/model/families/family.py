@@ -47,12 +47,14 @@ class Family:
 
     A family is a subclass in a file of this package, found by its name. It overrides the methods whose answer differs.
 
-    types       model types of transformers' configurations
-    has_encoder whether an encoder reads the prompt
+    types        model types of transformers' configurations
+    has_encoder  whether an encoder reads the prompt
+    plain_layers whether each layer computes what Llama's does: norm, attention, sum, norm, gated MLP or experts, sum
     """
 
     types: ClassVar[tuple[str, ...]] = ()
     has_encoder: ClassVar[bool] = False
+    plain_layers: ClassVar[bool] = True
 
     # Facts that the configuration contains.
 
