@@ -17,7 +17,8 @@ from typing import ClassVar, Literal
 from benchctl import bundled, registry
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.likelihood import reply_chances
-from benchctl.decoding.model.target import Target, files_sha256
+from benchctl.decoding.model.loading import files_sha256
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import UserError

@@ -17,8 +17,9 @@ from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.drafting.vocabularies import SharedTokens
 from benchctl.decoding.method import Combines, Method, UsesDraftModel, check_trees, why_unsupported
+from benchctl.decoding.model.loading import check_weights
 from benchctl.decoding.model.opaque import check_opaque
-from benchctl.decoding.model.target import Target, TargetInfo, check_weights
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
 from benchctl.decoding.modules.folders import check_fit, no_modules, read_facts, trained_options

@@ -164,9 +164,12 @@ def test_the_text_part_of_a_model_that_reads_images_answers_as_generate(tmp_path
     folder = tiny_folder(tmp_path / "model")  # for its tokenizer
     text = {**TINY, "vocab_size": 320, "head_dim": 8, "sliding_window": 16, "layer_types": TURNS}
     vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    kind = transformers.Gemma3ForConditionalGeneration
+    kind: Any = transformers.Gemma3ForConditionalGeneration
     torch.manual_seed(0)
-    settings = {"vision_config": {**vision, "image_size": 28, "patch_size": 14}, "mm_tokens_per_image": 4}
+    settings: dict[str, Any] = {
+        "vision_config": {**vision, "image_size": 28, "patch_size": 14},
+        "mm_tokens_per_image": 4,
+    }
     model = kind(transformers.Gemma3Config(text_config=text, **settings)).float().eval()
     model.generation_config = GenerationConfig(eos_token_id=[5])  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)

@@ -16,7 +16,8 @@ from untrained import facts_of, untrained
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import why_unsupported
-from benchctl.decoding.model.target import DTYPES, Target, TargetInfo
+from benchctl.decoding.model.loading import DTYPES
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 from benchctl.decoding.modules.folders import load_modules, save_modules
 from benchctl.decoding.modules.trainable import Trainable

@@ -7,7 +7,7 @@ need layers cannot run on such a target; see Method.needs_layers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +17,9 @@ from torch import Tensor
 from benchctl.decoding.kv.cache import Cache, Layout, branches
 from benchctl.decoding.model.families import check_family, facts_of
 from benchctl.decoding.model.kernels import Linear
-from benchctl.decoding.model.target import DTYPES, ROUNDING, Target, TargetInfo, check_complete, probe, quiet
-from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
+from benchctl.decoding.model.loading import DTYPES, probe, read_model
+from benchctl.decoding.model.target import ROUNDING, Target, TargetInfo
+from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, load_tokenizer
 from benchctl.errors import UserError
 
 _SHORT = 6  # window and chunk of attention in the probe, which is shorter than those of real models
@@ -94,21 +95,11 @@ class OpaqueTarget(Target):
     @classmethod
     def load_whole(cls, path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> OpaqueTarget:
         """Load a folder or hub id in ``dtype`` onto ``device``. Raises UserError where that fails."""
-        import transformers
-
         tokenizer = load_tokenizer(path)
         check_opaque(tokenizer.config)
-        whole, local = from_pretrained(transformers.AutoConfig, path), Path(path).is_dir()
-        # What reads images too is no causal model in transformers' lists, although it also answers text alone.
-        is_causal = type(whole) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-        kind = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForImageTextToText
-        with quiet() if local else nullcontext():
-            options: dict[str, Any] = {"dtype": DTYPES[dtype], "output_loading_info": True}
-            if dtype == "float64":  # products of experts exist in other number formats only
-                options["experts_implementation"] = "eager"
-            model, info = from_pretrained(kind, path, **options)
-        check_complete(path, info)
-        return cls(model.to(device), tokenizer, Path(path) if local else downloaded(str(path)))
+        experts = "eager" if dtype == "float64" else None  # the others have no products in float64
+        model = read_model(path, tokenizer, dtype=dtype, device=device, experts=experts)
+        return cls(model, tokenizer, Path(path) if Path(path).is_dir() else downloaded(str(path)))
 
     @property
     def info(self) -> TargetInfo:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,26 +23,21 @@ from benchctl.decoding.model.families import check_family, context_tokens, facts
 from benchctl.decoding.model.families.family import rotations
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
-from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
+from benchctl.decoding.model.loading import (
+    DTYPES,
+    check_weights,
+    folder_sha256,
+    form_sha256,
+    probe,
+    read_model,
+    weight_files,
+)
+from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, load_tokenizer
 from benchctl.errors import UserError
 
-_TOKENS = 24
 SPLIT = 20  # more rows than the batched attention takes, then fewer: both ways of attending are checked
 # The share of the logits' spread that rounding may move; a part left out or read wrongly moves far more.
 ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
-
-
-@torch.inference_mode()
-def probe(model: Any, config: Any) -> tuple[list[int], Tensor]:
-    """Token ids spread over the vocabulary, and the transformers model's own logits [rows, vocabulary] for them."""
-    rows = min(_TOKENS, context_tokens(config))
-    ids = torch.linspace(0, config.vocab_size - 1, rows).long()
-    both = ids[None].to(model.device)
-    decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
-    return ids.tolist(), model(both, **decoder, use_cache=False).logits[0]
-
-
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 _HEAD_ROWS = 8  # the head's kernel depends on the number of rows too; all rows would take much memory
 
 
@@ -92,95 +86,6 @@ class TargetInfo:
             opaque=opaque,
             plain_layers=family.plain_layers,
         )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers without progress bars, and afterwards as it was."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-DRAFT_VOCABULARY = "draft_vocabulary.safetensors"  # in the folder of a draft model, next to its weights
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Those whose hash identifies a model: safetensors or, where there are none, what torch pickled."""
-    kept = sorted(folder.glob("*.safetensors"))
-    if all(file.name == DRAFT_VOCABULARY for file in kept):
-        pickled = sorted(folder.glob("pytorch_model*.bin"))
-        kept = [*kept, *pickled] if pickled else []
-    return kept
-
-
-def folder_sha256(folder: Path) -> str:
-    """Hash of a model folder's weights and of the configuration that says how they are read."""
-    digest = hashlib.sha256()
-    for file in (*_weight_files(folder), folder / "config.json"):
-        with file.open("rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)
-    return digest.hexdigest()
-
-
-def files_sha256(path: str | Path) -> str:
-    """What `files_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
-    folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
-    return folder_sha256(folder) if folder is not None and _weight_files(folder) else ""
-
-
-def form_sha256(files: str, weights: str) -> str:
-    """`weights_sha256` of a target whose files have this hash and whose ``weights`` are kept so; "" of ""."""
-    if weights == "auto" or not files:
-        return files
-    return hashlib.sha256(f"{files} {weights}".encode()).hexdigest()
-
-
-def check_weights(weights: str, config: Any, dtype: str, device: str) -> None:
-    """Raises UserError where a model cannot be kept with such ``weights``, before they are read."""
-    if weights == "auto":
-        return
-    family = family_of(config)
-    if dtype != "float32":
-        reason = f"it computes in float32, not in {dtype}; leave out --dtype, or --weights"
-    elif torch.device(device).type != "cpu":
-        reason = "its products exist on CPUs alone; add --device cpu, or give --dtype float16 instead"
-    elif family.has_encoder or family.experts_per_token(config):
-        what = "a model with an encoder" if family.has_encoder else "a mixture of experts"
-        reason = f"{what} is not supported; leave out --weights"
-    elif "fbgemm" not in torch.backends.quantized.supported_engines:
-        reason = "torch has no FBGEMM on this machine; leave out --weights"
-    else:
-        return
-    raise UserError("weights_unsupported", f"--weights {weights} cannot be used: {reason}.")
-
-
-@torch.no_grad()
-def round_weights(model: Any, path: str | Path) -> None:
-    """Round each weight matrix of a float32 ``model`` to float16, in place; gains and biases stay.
-
-    Raises UserError for weights beyond the range of float16.
-    """
-    for name, weight in model.named_parameters():
-        if weight.ndim > 1:
-            weight.copy_(weight.half())
-            if weight.isinf().any():
-                reason = "is beyond the range of float16; leave out --weights"
-                raise UserError("weights_overflow", f"{path}: a number in {name} {reason}.")
-
-
-def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
-    """Raises UserError where loading info says that weights are missing, which transformers makes up, or left over."""
-    for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
-        if names := sorted(info[key]):
-            what = told.format(len(names))
-            raise UserError("weights_do_not_fit", f"{path} {what} its configuration, such as {names[0]}; get it again")
 
 
 class Target:
@@ -232,24 +137,12 @@ class Target:
 
         Raises UserError where that fails, and where this forward does not say what transformers' own says.
         """
-        import transformers
-
         tokenizer = load_tokenizer(path)
         tokenizer.check_layers()
         check_weights(weights, tokenizer.config, dtype, device)
-        local = Path(path).is_dir()
-        # Reading a local folder takes no time worth a bar; a download keeps its own.
-        with quiet() if local else nullcontext():
-            options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
-            seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
-            kind = seq2seq if tokenizer.is_encoder_decoder else causal
-            model, info = from_pretrained(kind, path, **options)
-        check_complete(path, info)
-        folder = Path(path) if local else downloaded(str(path))
-        model = model.to(device).eval()
-        if weights == "float16":
-            round_weights(model, path)
+        model = read_model(path, tokenizer, dtype=dtype, device=device, weights=weights)
         ids, their_logits = probe(model, model.config)
+        folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
         target = cls(model, tokenizer, folder, weights=weights, release=True)
         del model
         error = target._error(ids, their_logits.double())
@@ -312,7 +205,7 @@ class Target:
     @cached_property
     def files_sha256(self) -> str:
         """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
-        if self.folder is not None and _weight_files(self.folder):
+        if self.folder is not None and weight_files(self.folder):
             return folder_sha256(self.folder)
         digest = hashlib.sha256()
         for tensor in self._tensors():

@@ -25,7 +25,8 @@ from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import context_tokens, family_of
 from benchctl.decoding.model.families.t5 import decoder_start, head_scale
 from benchctl.decoding.model.layers import Layer
-from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
+from benchctl.decoding.model.loading import DTYPES, check_complete, quiet
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.decoding.modules.folders import check_sizes, shares
 from benchctl.decoding.modules.trainable import TeacherOutput, Trainable, TrainingBatch
