@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache, Layout
+from benchctl.decoding.kv.cache import Cache, Encoded, Layout
 from benchctl.decoding.model.kernels import Linear, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
@@ -121,7 +121,7 @@ class Layer:
     attention: Attention
     mlp_norm: Norm
     mlp: Mlp | Experts
-    cross: Callable[[Tensor], Tensor] | None = None
+    cross: CrossAttention | None = None
 
     def gate_logits(self, state: Tensor) -> Tensor:
         """[..., experts] of the layer's own norm and gate, where it has experts, for ``state`` [..., width]."""
@@ -249,7 +249,7 @@ def run_layers(
             layout.choose(index, queries)
         x = layer.attention.out.add_to(x, mix(layer.attention, queries, slots.keys, slots.values, layout))
         if layer.cross is not None:
-            x = layer.cross(x)
+            x = layer.cross(x, cache.encoded[index])
         if mlps:
             x = layer.mlp.add_to(x, layer.mlp_norm(x))
     return x
@@ -305,46 +305,42 @@ class Filler:
 
 
 class CrossAttention:
-    """x -> x + what rows [rows, width] take from the encoder's states, after a norm; see ``read``."""
+    """x -> x + what rows [rows, width] take from an encoded prompt, after a norm."""
 
     def __init__(self, norm: Norm, query: Linear, keys_values: Linear, out: Linear, heads: int) -> None:
         self._norm, self._query, self._keys_values, self._out, self._heads = norm, query, keys_values, out, heads
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return (self._norm.gain, self._query.weight, self._keys_values.weight, self._out.weight)
 
-    def read(self, encoded: Tensor) -> None:
-        """From now on look at ``encoded`` [tokens, width], the encoder's states of one prompt."""
-        both = self._keys_values(encoded).view(encoded.shape[0], 2, self._heads, -1)
-        # Keys [heads, head_dim, tokens], ready for the product with queries; values [heads, tokens, head_dim].
-        self._keys, self._values = both[:, 0].permute(1, 2, 0).contiguous(), both[:, 1].transpose(0, 1).contiguous()
+    def encode(self, states: Tensor) -> Encoded:
+        """Keys and values of ``states`` [tokens, width], those of the encoder for one prompt."""
+        both = self._keys_values(states).view(states.shape[0], 2, self._heads, -1)
+        return Encoded(both[:, 0].permute(1, 2, 0).contiguous(), both[:, 1].transpose(0, 1).contiguous())
 
-    def __call__(self, x: Tensor) -> Tensor:
-        assert self._keys is not None and self._values is not None, "no prompt was read"
+    def __call__(self, x: Tensor, encoded: Encoded) -> Tensor:
         # T5 does not scale scores by head_dim ** -0.5, and no position enters: every row sees the whole prompt.
         queries = self._query(self._norm(x)).view(x.shape[0], self._heads, -1).transpose(0, 1)
-        scores = torch.bmm(queries, self._keys)  # [heads, rows, prompt tokens]
+        scores = torch.bmm(queries, encoded.keys)  # [heads, rows, prompt tokens]
         wide = torch.promote_types(x.dtype, torch.float32)
-        mixed = torch.bmm(scores.softmax(-1, dtype=wide).to(x.dtype), self._values)
+        mixed = torch.bmm(scores.softmax(-1, dtype=wide).to(x.dtype), encoded.values)
         return self._out.add_to(x, mixed.transpose(0, 1).reshape(x.shape[0], -1))
 
 
 class Encoder:
-    """The model's own encoder, and what the decoder's layers keep of its answer."""
+    """The model's own encoder, and the cross attention of each layer of the decoder."""
 
     def __init__(self, module: Any, crosses: Sequence[CrossAttention], start: int, biases: Tensor) -> None:
         """``start`` is the decoder's first token, ``biases`` [heads, distances] what a distance adds to a score."""
         self.start, self.biases = start, biases
         self._module, self._crosses = module, crosses
 
-    def read(self, prompt_ids: Sequence[int]) -> None:
+    def read(self, prompt_ids: Sequence[int]) -> list[Encoded]:
+        """For each layer of the decoder, the prompt as its cross attention reads it."""
         ids = torch.tensor([list(prompt_ids)], device=self.biases.device)
-        encoded = self._module(input_ids=ids).last_hidden_state[0]
-        for cross in self._crosses:
-            cross.read(encoded)
+        states = self._module(input_ids=ids).last_hidden_state[0]
+        return [cross.encode(states) for cross in self._crosses]
 
     def tensors(self) -> Iterator[Tensor]:
         yield from self._module.parameters()
