@@ -24,6 +24,7 @@ from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
 from benchctl.decoding.modules.folders import check_fit, no_modules, read_facts, trained_options
 from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.sampling import check_temperature
 from benchctl.errors import UserError
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.plan import Plan, rounds
@@ -61,6 +62,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     if "replay" in settings.repeat.modes and settings.answers.temperature > 0:
         # Acceptance of a draft depends on the text, so a forced text would change it.
         raise UserError("replay_needs_greedy", "--replay forces a greedy text: leave out --temperature, or --replay.")
+    check_temperature(settings.answers.temperature)
     models = choose_models(settings.models)
     choices = choose_methods(settings.labels, models, settings.batch_size)
     if isinstance(choices[0].method, Engine):

@@ -74,7 +74,9 @@ class AnswerSettings:
     """How long answers may be and how their tokens are chosen."""
 
     max_new_tokens: int = setting(128, "Longest answer, in tokens.", least=1, metavar="N")
-    temperature: float = setting(0.0, "Sampling temperature. 0 is greedy; only greedy runs have verdicts.", least=0)
+    temperature: float = setting(
+        0.0, "Sampling temperature, 0.01 or more. 0 is greedy; only greedy runs have verdicts.", least=0
+    )
     top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability.", above=0, most=1)
     top_k: int = setting(0, "Sample from the K most likely tokens; 0: from all.", least=0)
     seed: int = setting(0, "Seed of all sampling.")

@@ -21,6 +21,13 @@ class Slots(NamedTuple):
     values: Tensor
 
 
+class Encoded(NamedTuple):
+    """Keys [heads, head_dim, tokens] and values [heads, tokens, head_dim] of a prompt, for one cross attention."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class Cache:
     """Slot i of a layer holds position i once rows are committed; drafted rows follow in row order.
 
@@ -29,11 +36,13 @@ class Cache:
     of its slots, ascending, that hold nothing: rows that passed it by. Nobody may look there. _finite[layer] counts the
     leading slots that hold numbers: what memory held before may be none, even where hidden. _absent_bias[layer] is
     [capacity], -inf at the first _marked[layer] of its absent slots, else 0; the rest are written when the bias is next
-    needed, so that a slot that rows pass by costs one write at most.
+    needed, so that a slot that rows pass by costs one write at most. encoded[layer] is the prompt, where an encoder
+    reads it.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
         self._like = like
+        self.encoded: Sequence[Encoded] = ()
         self.kv_heads = kv_heads
         self.capacity = capacity + _SLACK_ROWS
         self._all = like.new_empty(layers, 2 * kv_heads, self.capacity, head_dim)

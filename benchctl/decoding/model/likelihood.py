@@ -38,15 +38,16 @@ def likelihood(target: Target, prompt_ids: Sequence[int], answer: Sequence[int])
 @torch.inference_mode()
 def logprobs(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
     """Blocks [rows, vocabulary] of the target's log-probabilities, float64, for each token of `answer` in turn."""
-    read = target.read(prompt_ids)
-    rows = [*read, *answer[:-1]]
+    begun = target.begin(prompt_ids)
+    rows = [*begun, *answer[:-1]]
     stream = Stream(target, len(rows))
     if target.info.opaque:
-        yield from _blocks(target, stream, rows, len(read))
+        yield from _blocks(target, stream, rows, len(begun))
         return
+    stream.cache.encoded = target.read(prompt_ids)
     stream.push(rows)
     stream.advance()
-    states = stream.states[len(read) - 1 :]
+    states = stream.states[len(begun) - 1 :]
     for start in range(0, len(answer), _BLOCK):
         yield target.head(states[start : start + _BLOCK]).double().log_softmax(-1)
 

@@ -37,7 +37,7 @@ class OpaqueCache(Cache):
         from transformers import DynamicCache
 
         self.held = DynamicCache()
-        self.lengths, self.absent = [0] * layers, [[] for _ in range(layers)]
+        self.lengths, self.absent, self.encoded = [0] * layers, [[] for _ in range(layers)], ()
         self._layers = layers
 
     def advance(self, length: int) -> None:
@@ -165,7 +165,7 @@ class OpaqueTarget(Target):
         """The logits of tokens ``ids`` [k] of rows that hold those of all."""
         return cast(Linear, lambda rows: rows[:, ids.to(rows.device)])
 
-    def _run_parts(self, tokens: Sequence[int], split: int) -> Iterator[Tensor]:
+    def _run_parts(self, prompt_ids: Sequence[int], tokens: Sequence[int], split: int) -> Iterator[Tensor]:
         cache = self.new_cache(len(tokens))
         for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache, Layout
+from benchctl.decoding.kv.cache import Cache, Encoded, Layout
 from benchctl.decoding.model.families import check_family, context_tokens, facts_of, family_of
 from benchctl.decoding.model.families.family import rotations
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
@@ -161,13 +161,16 @@ class Target:
 
         The median over rows, since half precision may send a row to another expert in either forward.
         """
-        self.read(ids)
-        ours = torch.cat([self.head(part) for part in self._run_parts(ids, SPLIT)]).double()
+        ours = torch.cat([self.head(part) for part in self._run_parts(ids, ids, SPLIT)]).double()
         return float(((ours - theirs).square().mean(-1).sqrt() / theirs.std(-1)).median())
 
-    def _run_parts(self, tokens: Sequence[int], split: int) -> Iterator[Tensor]:
-        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one."""
+    def _run_parts(self, prompt_ids: Sequence[int], tokens: Sequence[int], split: int) -> Iterator[Tensor]:
+        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one.
+
+        An encoder reads the prompt.
+        """
         cache = self.new_cache(len(tokens))
+        cache.encoded = self.read(prompt_ids)
         for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
@@ -222,12 +225,13 @@ class Target:
         if self.encoder is not None:
             yield from self.encoder.tensors()
 
-    def read(self, prompt_ids: Sequence[int]) -> list[int]:
-        """What the decoder's text begins with: the prompt itself, or, where an encoder reads it, a start token."""
-        if self.encoder is None:
-            return list(prompt_ids)
-        self.encoder.read(prompt_ids)
-        return [self.encoder.start]
+    def begin(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The first tokens of the decoder's text: the prompt itself, or a start token where an encoder reads it."""
+        return list(prompt_ids) if self.encoder is None else [self.encoder.start]
+
+    def read(self, prompt_ids: Sequence[int]) -> list[Encoded]:
+        """The prompt for the cross attention of each layer, see Cache; empty where no encoder reads it."""
+        return [] if self.encoder is None else self.encoder.read(prompt_ids)
 
     def new_cache(self, tokens: int) -> Cache:
         attention = self.blocks[0].attention
@@ -286,8 +290,8 @@ class Target:
 
         The two ways differ only by rounding, which is the noise floor a near-tie is judged against.
         """
-        tokens = [*self.read(prompt_ids), *answer]
-        *_, rows = self._run_parts(tokens, len(tokens) - 1 if one_by_one else 0)
+        tokens = [*self.begin(prompt_ids), *answer]
+        *_, rows = self._run_parts(prompt_ids, tokens, len(tokens) - 1 if one_by_one else 0)
         return self.head(rows[-_HEAD_ROWS:])[-1]
 
     @torch.inference_mode()
