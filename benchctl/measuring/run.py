@@ -47,7 +47,7 @@ from benchctl.measuring.settings import ModelSettings, PromptSettings
 from benchctl.measuring.validity import Bounds, Watch
 from benchctl.measuring.weights import WeightGuard
 from benchctl.records.progress import unanswered
-from benchctl.records.schema import Exactness, MethodInfo, ModelInfo, Run, SuiteInfo
+from benchctl.records.schema import OTHER_WEIGHTS, Exactness, MethodInfo, ModelInfo, Run, SuiteInfo
 from benchctl.records.writer import Writer, read
 from benchctl.registry import SHIPPED, build, doctor_result, source_sha256
 from benchctl.serving.engine import Deployment, Engine
@@ -373,7 +373,7 @@ def method_info(choice: Choice) -> MethodInfo:
         in_float32, others = choice.engine.dtype == "float32", choice.method.has_other_weights
         exactness: Exactness = "exact_greedy" if in_float32 and not others else "lossy"
         reason = "" if in_float32 else "outside float32 its kernels round in ways that cannot be measured"
-        reason = "its weights are not those of the baseline" if others else reason
+        reason = OTHER_WEIGHTS if others else reason
         return MethodInfo(
             label=choice.label,
             name=choice.name,

@@ -40,6 +40,7 @@ Fact = Scalar | Sequence[Scalar]
 Exactness = Literal["exact", "exact_greedy", "lossy"]
 Verdict = Literal["identical", "tie", "numeric", "lossy", "sampled"]
 Mode = Literal["free", "replay", "profile"]
+OTHER_WEIGHTS: Final = "its weights are not those of the baseline"  # the reason of a label that was asked for with them
 
 
 @dataclass(frozen=True, kw_only=True)
