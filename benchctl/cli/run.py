@@ -54,8 +54,8 @@ def run(settings: RunSettings, options: _OfAll) -> None:
 
     Each generation is written immediately as a line of the results file. --resume continues an interrupted run.
 
-    Exit code: 0; 1 if every generation failed or memory was short; 2 for wrong usage; 3 for --resume of an invalid
-    results file.
+    Exit code: 0; 1 if every generation of a label failed, memory was short or an engine ended; 2 for wrong usage; 3 for
+    --resume of an invalid results file.
 
     \b
     Examples:
@@ -127,15 +127,15 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 
 
 def _is_incomplete(file: RunFile) -> bool:
-    """Whether every generation failed, or a label or generation lacked memory; by all that the file has."""
-    from benchctl.errors import OUT_OF_MEMORY
+    """Whether every generation of a label failed, memory was short, or an engine ended; by all that the file has."""
+    from benchctl.errors import ENGINE_ENDED, OUT_OF_MEMORY
     from benchctl.measuring.memory import NO_ROOM
     from benchctl.records.progress import unanswered
 
-    failed, any_answered = unanswered(file.run, file.rows)
-    lacking = any(error.startswith(OUT_OF_MEMORY) for error in failed.values())
+    failed, answered = unanswered(file.run, file.rows)
+    lacking = any(error.startswith((OUT_OF_MEMORY, *ENGINE_ENDED)) for error in failed.values())
     lacking |= any(method.unsupported == NO_ROOM for method in file.run.methods)
-    return lacking or bool(failed) and not any_answered
+    return lacking or not {key.label for key in failed} <= answered
 
 
 def _show(files: Sequence[RunFile], as_json: bool) -> None:

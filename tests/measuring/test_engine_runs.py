@@ -27,6 +27,7 @@ from benchctl.measuring import run as runs
 from benchctl.measuring.check import Choice, check
 from benchctl.measuring.machine.meter import Meter
 from benchctl.measuring.run import _check_same_engine, _deployment, run
+from benchctl.measuring.session import Notice, Progress
 from benchctl.measuring.settings import AnswerSettings, ModelSettings, RepeatSettings, RunSettings
 from benchctl.records.schema import EngineInfo
 from benchctl.records.writer import RunFile
@@ -162,9 +163,17 @@ def test_an_engine_is_started_with_the_context_that_the_run_needs(run_folder: Pa
 
 def test_an_engine_that_dies_fails_its_rows_and_leaves_nothing_running(run_folder: Path, tmp_path: Path) -> None:
     label = f"llama_cpp[ngram=3,server={program(tmp_path, 'llama_cpp', 'dying', 'parent')}]"
-    rows = measure_file(settings_of(run_folder, tmp_path / "out.jsonl", label)).rows
+    notices: list[str] = []
+
+    def report(event: Notice | Progress) -> None:
+        if isinstance(event, Notice):
+            notices.append(event.text)
+
+    rows = measure_file(settings_of(run_folder, tmp_path / "out.jsonl", label), report).rows
     errors = [row.error.partition(":")[0] for row in rows if row.error]
     assert len(errors) == len(rows) and {"engine_died"} < {*errors} <= {"engine_died", "answer_cut", "ValueError"}
+    shown = [text for text in notices if "engine_died" in text and "out of luck" in text and "code 7" in text]
+    assert len(shown) == 2, "the first error of each label, with the last words of its server"
     assert wait_for(lambda: running(tmp_path) == [])
 
 
