@@ -1,5 +1,7 @@
 """Judge by exact match: an answer scores 1 if it ends with the exact answer of its prompt, else 0.
 
+An exact answer that is one number is compared by value with the last number, any other one with the last words.
+
 For prompts that have one: the suites `tasks` and `gsm8k`, and your own files with exact answers.
 See benchctl.exact_match.
 """

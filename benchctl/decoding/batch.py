@@ -241,8 +241,7 @@ class _Batch:
             keys, values = cache.write(index, rows, attention.window)
             grouped = queries.reshape(keys.shape[0], -1, attention.head_dim)
             mixed = weigh(grouped, keys, values, attention.scale, cache.bias(index, attention.window))
-            x = attention.out.add_to(x, mixed.view(x.shape[0], -1))
-            x = layer.mlp.add_to(x, layer.mlp_norm(x))
+            x = layer.finish(x, mixed.view(x.shape[0], -1))
         cache.length += 1  # the next row is written behind this one
         return x
 

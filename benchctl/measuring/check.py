@@ -376,7 +376,8 @@ def choose_method(text: str, models: Models) -> Choice:
 def check_tokenizers(
     models: Models, choices: Sequence[Choice], notify: Callable[[str], None], batch_size: int = 1
 ) -> TargetTokenizer:
-    """The target's tokenizer; ``notify`` is given a line for a draft model with another one.
+    """The target's tokenizer; ``notify`` is given a line for a draft model with another one, and two where answers can
+    differ from those of transformers' generate or run on.
 
     Raises UserError for a missing model, for batches on a target with an encoder, for a draft model with an encoder,
     and for one with another tokenizer where a method takes none such.
@@ -385,6 +386,18 @@ def check_tokenizers(
     if batch_size > 1 and tokenizer.is_encoder_decoder:
         raise UserError(
             "no_batches", f"{models.target} has an encoder. Batches need a target without one. Leave out --batch-size."
+        )
+    if tokenizer.missing_stop:
+        index, name = tokenizer.missing_stop
+        notify(
+            f"{models.target}: its chat template ends an answer with {name}, which is no stop token: answers may run "
+            f"on after it, as in transformers' generate. Add {index} to eos_token_id in its generation_config.json."
+        )
+    if tokenizer.ignored_settings:
+        notify(
+            f"{models.target}: its generation_config.json has {', '.join(tokenizer.ignored_settings)}. transformers' "
+            "generate applies that and benchctl does not, so their answers differ. Compare with programs that do not "
+            "apply it."
         )
     parts = [part for choice in choices for part in choice.whole]
     methods = {each.label: each.method for each in parts if isinstance(each.method, UsesDraftModel)}

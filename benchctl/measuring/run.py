@@ -47,7 +47,7 @@ from benchctl.measuring.settings import ModelSettings, PromptSettings
 from benchctl.measuring.validity import Bounds, Watch
 from benchctl.measuring.weights import WeightGuard
 from benchctl.records.progress import unanswered
-from benchctl.records.schema import OTHER_WEIGHTS, Exactness, MethodInfo, ModelInfo, Run, SuiteInfo
+from benchctl.records.schema import OTHER_WEIGHTS, Exactness, Fact, MethodInfo, ModelInfo, Run, SuiteInfo
 from benchctl.records.writer import Writer, read
 from benchctl.registry import SHIPPED, build, doctor_result, source_sha256
 from benchctl.serving.engine import Deployment, Engine
@@ -297,7 +297,9 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
     settings, names = checked.settings, checked.models
     target = models(names.target)
     step_bytes, cache_token_bytes = traffic_of(target)
-    machine = dict(machine_facts(checked.device))
+    machine: dict[str, Fact] = {**machine_facts(checked.device)}
+    stops = sorted(target.tokenizer.stop_sources.items())
+    machine["stop_ids_from"] = tuple(f"{index} {source}" for index, source in stops)
     bandwidth = bandwidth_mb_s(checked.device, settings.models.threads) if settings.watch else None
     if bandwidth is not None:
         machine["memory_bandwidth_mb_s"] = round(bandwidth, 1)

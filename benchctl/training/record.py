@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchctl.decoding.model.families import experts_per_token
+from benchctl.decoding.model.families import family_of
 from benchctl.training.checkpoint import writing
 from benchctl.training.data.reading import Corpus
 from benchctl.training.jobs import CHECKPOINTS, RECORD
@@ -138,7 +138,7 @@ def trained_before(start: str, folder: Path) -> str:
 def model_shape(config: Any) -> str:
     """The sizes of a model in a sentence."""
     mlp = f"MLP {config.intermediate_size}"
-    if chosen := experts_per_token(config):
+    if chosen := family_of(config).experts_per_token(config):
         mlp = f"{config.num_experts} experts of {config.intermediate_size}, {chosen} for each token"
     return (
         f"{config.model_type} layout: {config.num_hidden_layers} layers of {config.hidden_size}, "

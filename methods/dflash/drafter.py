@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Layout
-from benchctl.decoding.model.families import read_attention, read_mlp
+from benchctl.decoding.model.families.family import ACTIVATIONS, read_attention, read_mlp
 from benchctl.decoding.model.kernels import Linear, Norm
 from benchctl.decoding.model.layers import Layer, finish, run_layers
 from benchctl.decoding.model.target import Target
@@ -43,14 +43,22 @@ class Drafter:
         self._fc = Linear(module.fc.weight, None, form)
         self._hidden_norm, self._norm = (Norm(norm.weight, sizes.eps) for norm in (module.hidden_norm, module.norm))
         self._layers: list[Layer] = []
-        for index, (weights, window) in enumerate(zip(module.layers, sizes.windows, strict=True)):
+        for weights, window in zip(module.layers, sizes.windows, strict=True):
             layer = cast(BlockLayer, weights)
-            attention = read_attention(layer.self_attn, sizes, index, form, sizes.head_dim)
+            attention = read_attention(
+                layer.self_attn,
+                heads=sizes.num_attention_heads,
+                kv_heads=sizes.num_key_value_heads,
+                head_dim=sizes.head_dim,
+                rotated=sizes.head_dim,
+                window=window,
+                form=form,
+            )
             before, after = (
                 Norm(norm.weight, sizes.eps) for norm in (layer.input_layernorm, layer.post_attention_layernorm)
             )
-            mlp = read_mlp(layer.mlp, sizes, form)
-            self._layers.append(Layer(before, replace(attention, window=window), after, mlp))
+            mlp = read_mlp(layer.mlp, ACTIVATIONS[sizes.hidden_act], form)
+            self._layers.append(Layer(before, attention, after, mlp))
         queries = sizes.num_attention_heads * sizes.head_dim
         attentions = [layer.attention for layer in self._layers]
         self._fills = [(replace(each, heads=0, query_norm=None), each.qkv.tail(queries)) for each in attentions]

@@ -46,7 +46,6 @@ class Sizes:
     vocabulary: int = 0
     tokens: int = 0
     hidden_act: str = "silu"
-    model_type: str = "llama"
 
     @classmethod
     def of(cls, info: TargetInfo, layers: int) -> Sizes:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from benchctl.decoding.drafting.grow import Frontier
 from benchctl.decoding.drafting.side import SideLayers
-from benchctl.decoding.model.families import read_attention, read_mlp
-from benchctl.decoding.model.kernels import Linear, Norm
+from benchctl.decoding.model.families.family import ACTIVATIONS, read_attention, read_mlp
+from benchctl.decoding.model.kernels import Linear, NoNorm, Norm
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import DraftVocabulary
@@ -131,14 +131,13 @@ class EagleModule(nn.Module):
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """The fields of a configuration that read_attention and read_mlp need, by transformers' names."""
+    """Sizes and activation of a drafter's layer, by transformers' names."""
 
     hidden_size: int
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     hidden_act: str = "silu"
-    model_type: str = "llama"
 
 
 @dataclass(frozen=True)
@@ -162,16 +161,6 @@ class Traits:
     embedding: Tensor | None = None
 
 
-class _NoNorm(Norm):
-    """Leaves x as it is: the layer of version 1 has no input norm."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.ones(1), 0.0)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x
-
-
 class Drafter:
     """A drafter at work on one text after another: ``start``, then ``read`` and calls with frontiers by turns."""
 
@@ -184,10 +173,17 @@ class Drafter:
         self._tap_norms = [Norm(each.weight, module.sizes.eps) for each in module.tap_norms]
         self._input_norm = _read(module.input_norm)
         self._layer = Layer(
-            attention_norm=_read(getattr(mid, "hidden_norm", None)) or _NoNorm(),
-            attention=read_attention(mid.self_attn, config, 0, form, config.head_dim),
+            attention_norm=_read(getattr(mid, "hidden_norm", None)) or NoNorm(),  # version 1 has none
+            attention=read_attention(
+                mid.self_attn,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                rotated=config.head_dim,
+                form=form,
+            ),
             mlp_norm=Norm(mid.post_attention_layernorm.weight, module.sizes.eps),
-            mlp=read_mlp(mid.mlp, config, form),
+            mlp=read_mlp(mid.mlp, ACTIVATIONS[config.hidden_act], form),
         )
         before_head = None if traits.bare_head else _read(module.norm)
         self._fed_norm = before_head if traits.feeds_normed else None

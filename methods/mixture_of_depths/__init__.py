@@ -168,6 +168,5 @@ def _run_chosen(
     held = kv.new_zeros(kv.shape[0], states.shape[0], kv.shape[2]).index_copy_(1, rows, kv)
     keys, values = cache.write(index, layout.start, held)
     cache.leave_out(index, chosen.hidden)
-    after = attention.out.add_to(x, mix(attention, queries, keys, values, chosen))
-    after = layer.mlp.add_to(after, layer.mlp_norm(after))
+    after = layer.finish(x, mix(attention, queries, keys, values, chosen))
     return states.index_copy(0, rows, blend(x, after, weights))

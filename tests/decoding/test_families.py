@@ -20,9 +20,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from benchctl.decoding.kv.stream import Stream
-from benchctl.decoding.model import families
-from benchctl.decoding.model import target as target_module
-from benchctl.decoding.model.families import Parts, check_family
+from benchctl.decoding.model.families import check_family, family, family_of
+from benchctl.decoding.model.families.family import Family, Parts
 from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp
 from benchctl.decoding.model.target import Target, TargetInfo
 
@@ -113,13 +112,14 @@ def test_each_layer_is_freed_as_soon_as_it_is_read(variant: str, monkeypatch: py
     model, alive = tiny_model(variant), list[int]()
     their_logits, parameters = theirs(model, IDS), sum(p.numel() for p in model.parameters())
     layers = [weakref.ref(layer) for layer in model.model.layers]
-    read_layer = families.read_layer
+    kind = type(family_of(model.config))
+    read_layer = kind.read_layer
 
     def counting(*arguments: Any) -> Layer:
         alive.append(sum(layer() is not None for layer in layers))
         return read_layer(*arguments)
 
-    monkeypatch.setattr(families, "read_layer", counting)
+    monkeypatch.setattr(kind, "read_layer", counting)
     target = Target(model, None, release=True)
     assert alive == [3, 2, 1] and not any(layer() for layer in layers)
     assert target.parameters == parameters
@@ -266,22 +266,25 @@ def _rescaled(scale: float) -> Callable[..., Attention]:
     return lambda **parts: Attention(**{**parts, "scale": scale * parts["scale"]})
 
 
+_READ = Family.read
+
+
 def _louder(*arguments: Any) -> Parts:
-    parts = families.read_parts(*arguments)
+    parts = _READ(*arguments)
     parts.final_norm.gain = 1.02 * parts.final_norm.gain
     return parts
 
 
 def _against_time(*arguments: Any) -> Parts:
-    parts = families.read_parts(*arguments)
+    parts = _READ(*arguments)
     return replace(parts, rotary=parts.rotary.conj().resolve_conj())
 
 
 MISTAKES = {
-    "queries scaled by a tenth too much": (families, "Attention", _rescaled(1.1)),
-    "final norm two in a hundred too loud": (target_module, "read_parts", _louder),
-    "rotations the other way round": (target_module, "read_parts", _against_time),
-    "another activation": (families, "Mlp", lambda gate_up, down, act: Mlp(gate_up, down, torch.relu)),
+    "queries scaled by a tenth too much": (family, "Attention", _rescaled(1.1)),
+    "final norm two in a hundred too loud": (Family, "read", _louder),
+    "rotations the other way round": (Family, "read", _against_time),
+    "another activation": (family, "Mlp", lambda gate_up, down, act: Mlp(gate_up, down, torch.relu)),
 }
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from refusals import refused
 
-from benchctl.decoding.model.tokenizer import _stop_ids, downloaded_file, hub_reachable
+from benchctl.decoding.model.tokenizer import _generation_config, _stop_ids, downloaded_file, hub_reachable
 from benchctl.decoding.modules.others import modules_folder, weights_file
 
 
@@ -68,7 +68,7 @@ def test_a_hub_that_does_not_answer_is_no_repository_without_a_generation_config
     monkeypatch.setattr("benchctl.decoding.model.tokenizer.hub_reachable", lambda: True)
     config = SimpleNamespace(eos_token_id=2)
     with nullcontext() if answered else refused("model_not_loadable", "HF_HUB_OFFLINE"):
-        assert _stop_ids("owner/model", config, config) == {2}
+        assert _stop_ids("owner/model", _generation_config("owner/model"), config, config).keys() == {2}
 
 
 @pytest.mark.parametrize("written", [None, '{"eos_token_id": [2, 5]}', '{"eos_token_id": [2, 5]'])
@@ -82,7 +82,8 @@ def test_offline_the_generation_configuration_is_the_cached_one(
         (snapshot / "generation_config.json").write_text(written)
     config = SimpleNamespace(eos_token_id=2)
     with refused("model_not_loadable", "generation_config.json") if written and written[-1] == "]" else nullcontext():
-        assert _stop_ids("owner/layer", config, config) == ({2, 5} if written else {2})
+        stops = _stop_ids("owner/layer", _generation_config("owner/layer"), config, config)
+        assert stops.keys() == ({2, 5} if written else {2})
 
 
 def _cached(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Path:

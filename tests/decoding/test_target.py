@@ -12,7 +12,8 @@ import torch
 from refusals import refused
 from safetensors.torch import load_file
 from tiny import VARIANTS, tiny_folder, tiny_target, tiny_tokenizer
-from transformers import AddedToken
+from tokenizers.processors import TemplateProcessing
+from transformers import AddedToken, GenerationConfig
 
 from benchctl.decoding.model import tokenizer
 from benchctl.decoding.model.target import Target, files_sha256
@@ -57,13 +58,26 @@ def test_a_chat_template_that_asks_for_the_date_gets_the_same_every_day(folder: 
         assert tokenizer.chat_template_sha256 != hashlib.sha256(template.encode()).hexdigest()
 
 
-def test_without_a_chat_template_messages_are_joined_after_the_first_token(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(tiny_folder(tmp_path / "plain", chat=False))
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+def test_the_first_token_is_written_by_the_template_or_else_by_the_tokenizer(
+    tmp_path: Path, chat: bool, adds: bool
+) -> None:
+    """Base models whose tokenizer names a first token but does not add it, as OLMo's, read it before each prompt.
+    Their answers differed from those of transformers' generate(**tokenizer(prompt))."""
+    theirs = tiny_tokenizer(chat=chat)
+    if adds:
+        first = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        theirs.backend_tokenizer.post_processor = first
+    theirs.save_pretrained(tiny_folder(tmp_path, chat=chat))
+    tokenizer = load_tokenizer(tmp_path)
     ids = tokenizer.encode_chat(MESSAGES)
-    assert ids[0] == 1
-    assert ids.count(1) == 1
-    assert tokenizer.decode_text(ids) == "Once upon\n\na time"
-    assert tokenizer.chat_template_sha256 == ""
+    if chat:
+        assert ids == theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    else:
+        assert ids == theirs("Once upon\n\na time")["input_ids"]
+    assert (ids[0] == 1, ids.count(1)) == ((True, 1) if chat or adds else (False, 0))
+    assert (tokenizer.chat_template_sha256 == "") is not chat
 
 
 @pytest.mark.parametrize("text", ["two  spaces", "é ∑ 🦉", "</s> is no token of the text", "tab\tand\nline"])
@@ -86,6 +100,49 @@ def test_stop_ids_fall_back_to_the_model_s_configuration_and_then_to_the_tokeniz
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
     assert load_tokenizer(folder).stop_ids == {2}
+
+
+def ends_turns_with(folder: Path, end: str) -> Path:
+    """The folder with a chat template that ends an answer so."""
+    template = f"{{% for message in messages %}}{{{{ message['content'] }}}}{end}{{% endfor %}}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_stop_ids_of_a_folder_are_those_of_generate_also_where_the_template_ends_turns_with_another(
+    tmp_path: Path,
+) -> None:
+    """Fine-tunes often keep the generation configuration of their base model, so that answers run past the turn's end.
+    So they do in transformers; nothing said so."""
+    folder = tiny_folder(tmp_path, stop_ids=(4,))
+    for end, missing in (
+        ("</s>", (2, "</s>")),
+        (" </s>\n<pad>", (2, "</s>")),
+        ("<|user|>", None),
+        ("\n", None),
+        ("{{ raise_exception('no') }}", None),
+    ):
+        tokenizer = load_tokenizer(ends_turns_with(folder, end))
+        assert tokenizer.stop_sources == {4: "generation_config.json"}
+        assert tokenizer.missing_stop == missing
+    (folder / "generation_config.json").unlink()
+    assert load_tokenizer(folder).stop_sources == {2: "config.json"}
+
+
+def test_settings_that_change_greedy_text_are_known(tmp_path: Path) -> None:
+    """Qwen2.5 is published with a repetition penalty of 1.1, which generate applies to greedy text too.
+    Its answers differed from those of generate, and nothing said why."""
+    folder = tiny_folder(tmp_path)
+    assert load_tokenizer(folder).ignored_settings == ()
+    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": []}
+    sampled = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    for settings, expected in (
+        ({**neutral, **sampled}, ()),
+        ({"repetition_penalty": 1.1, **sampled}, ("repetition_penalty 1.1",)),
+        ({"min_new_tokens": 3, "suppress_tokens": [7]}, ("min_new_tokens 3", "suppress_tokens")),
+    ):
+        GenerationConfig(**settings).save_pretrained(folder)  # type: ignore[no-untyped-call]
+        assert load_tokenizer(folder).ignored_settings == expected
 
 
 def test_a_target_without_a_tokenizer_has_no_stop_ids_and_says_so_when_asked_for_text() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from untrained import facts_of
 
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.model.families import read_layer, rotary_table
+from benchctl.decoding.model.families import family_of
 from benchctl.decoding.modules.folders import save_modules
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 
@@ -47,8 +47,8 @@ def batch_of(
         final=norm(states[-1].double()).float(),
         norm=lambda residual: norm(residual.double()).to(residual.dtype),
         head=lambda normed: head(normed.double()),
-        layer=lambda index: read_layer(_single(naive), index, "plain"),
-        rotary=lambda positions: rotary_table(_single(naive), length, torch.float32)[positions],
+        layer=lambda index: family_of(naive.model.config).read_layer(_single(naive), index, "plain"),
+        rotary=lambda positions: family_of(naive.model.config).rotary(_single(naive), length, torch.float32)[positions],
         draft_ids=ids,
         draft_rows=None if ids is None else lambda normed: normed.double() @ head.weight[ids].T,
     )

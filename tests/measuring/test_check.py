@@ -194,6 +194,18 @@ def test_prompts_beyond_the_context_are_listed_before_loading(settings: ask.RunS
         quiet_check(long)
 
 
+@pytest.mark.usefixtures("no_weights")
+def test_the_context_of_a_longrope_model_is_explained_where_a_prompt_does_not_fit(
+    settings: ask.RunSettings, long_prompts: Path, tmp_path: Path
+) -> None:
+    """Phi-3 with a context of 128k tokens takes 4096 here, where its short factors hold.
+    The error named 4096 without a reason, although config.json says 131072."""
+    models = replace(settings.models, target=str(tiny_folder(tmp_path / "phi3", "phi3_longrope")), draft="")
+    prompts = ask.PromptSettings(benches=(str(long_prompts),))
+    with refused("prompt_too_long", "64 tokens", "128", "longrope"):
+        quiet_check(replace(settings, models=models, prompts=prompts, methods=("prompt_lookup",)))
+
+
 @pytest.mark.parametrize(
     ("policy", "kept", "remark"), [("skip", ["fine"], "left out"), ("cut", ["fine", "endless", "later"], "cut")]
 )
@@ -253,3 +265,22 @@ def test_a_run_with_two_draft_models_is_refused() -> None:
     texts = ("two_model[draft_model=small]", "two_model[draft_model=smaller]")
     with refused("several_draft_models", "small, smaller"):
         choose_methods(texts, Models("", "draft"))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_what_makes_answers_differ_from_those_of_generate_is_named_before_weights_are_loaded(
+    settings: ask.RunSettings, tmp_path: Path
+) -> None:
+    """A penalty in the generation configuration, and a template that ends turns with a token that ends no answer.
+    Users compared answers with those of generate and could not see why they differ."""
+    folder, notices = tiny_folder(tmp_path / "tuned"), list[str]()
+    asked = replace(settings, models=replace(settings.models, target=str(folder)))
+    check(asked, notices.append)
+    assert notices == []
+    generation = {"eos_token_id": 4, "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}</s>{% endfor %}")
+    check(asked, notices.append)
+    assert len(notices) == 2
+    assert "</s>" in notices[0] and "2" in notices[0]
+    assert "repetition_penalty 1.1" in notices[1]

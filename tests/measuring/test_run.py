@@ -66,6 +66,7 @@ def test_the_header_says_what_was_fixed_before(whole: RunFile) -> None:
     assert [(suite.name, suite.source, suite.prompts) for suite in header.suites] == [("three", "file", 3)]
     assert (header.max_new_tokens, header.repeats, header.threads) == (6, 2, 1)
     assert header.machine["cpu"] and header.versions["torch"] and header.command == ("benchctl", "run")
+    assert (header.target.stop_ids, header.machine["stop_ids_from"]) == ((2,), ["2 generation_config.json"])
 
 
 def test_float16_weights_are_another_target_and_its_draft_model_has_them_too(

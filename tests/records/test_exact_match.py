@@ -52,7 +52,6 @@ WRONG = {
         "4.5",
         "3.4",
         "1/4",
-        "4 apples",
         "4 or 5",
         "four",
         ".4",
@@ -95,3 +94,120 @@ def test_right(exact_answer: str, answer: str) -> None:
 @pytest.mark.parametrize(("exact_answer", "answer"), [(key, text) for key, texts in WRONG.items() for text in texts])
 def test_wrong(exact_answer: str, answer: str) -> None:
     assert not is_right(answer, exact_answer)
+
+
+# What models write where the exact answer is one number.
+NUMBERS = {
+    "18": (
+        (
+            *("So she has **18**.", r"So she has \boxed{18}.", r"So she has $\boxed{18}$", r"\(\boxed{18}\)"),
+            *(
+                r"\[\boxed{18\text{ dollars}}\] She sold 3 of 4.",
+                r"In \boxed{}: 18",
+                r"\boxed{x = 18}",
+                r"\boxed{\$18.00}",
+            ),
+            *(
+                "It costs $18.00.",
+                "It costs US$18 a day.",
+                r"\$18",
+                "18 dollars",
+                "18%",
+                "18 %",
+                "18kg",
+                "18 km/h",
+                "18 m^2",
+            ),
+            *(
+                "18 cm\u00b2",
+                r"18\,\text{cm}^2",
+                r"18^\circ",
+                "18\u20ac",
+                "18/day",
+                "#### 18",
+                "18, as we know.",
+                "eighteen (18)",
+            ),
+            *(
+                "16 - 3 = 13, then 13 + 5 = 18",
+                "She has 18 left. I hope this helps!",
+                "x \u2248 18",
+                "\u7b54\u6848\u662f18\u4e2a\u3002",
+            ),
+        ),
+        (
+            *(
+                "18.5",
+                "1,8",
+                "1.8",
+                "180",
+                "-18",
+                "- 18 x = -18",
+                r"-\$18",
+                r"\boxed{19}. No, 18",
+                "9 + 9",
+                "20 - 18",
+                "18 or 19",
+            ),
+            *(
+                "18 eggs for 3 days",
+                "2024-01-18",
+                "18 May 2024",
+                "18:00",
+                "10:18",
+                "36/2",
+                "18e3",
+                "18-19",
+                "3^18",
+                "18^2",
+            ),
+            *(
+                "1 018",
+                "version 1.18",
+                "GPT-18",
+                "",
+                "eighteen",
+                r"\boxed{}",
+                "18\u00b2",
+                "1/18",
+                "17 1/18",
+                "1" * 5000,
+            ),
+        ),
+    ),
+    "-4": (
+        ("-4", "x = - 4", "-4.0 degrees", r"\boxed{-4}", "-$4", r"-\$4"),
+        ("4", "Part 2: - 4", "10 - 4", "10 -- 4", "- 4", "3-4"),
+    ),
+    "4": (("Part 2: - 4", "Part 2\n- 4"), ("Part 2 - 4",)),
+    "1000": (
+        ("1,000", "$1,000.00", "1 000", "1\u202f000 km", r"1{,}000", r"1\,000", r"1,\!000", "1000.0"),
+        ("1.000", "1,000,2", "1 000 000", "000", "1,00"),
+    ),
+    "1,000": (("1000", "1 000.00"), ("1",)),
+    "$1,000": (("1000 dollars",), ("100",)),
+    "50%": (("50%", "50 percent", r"50\%", "50"), ("0.5", "5%")),
+    "0.5": (("0.50", ".5", "1/2", r"\frac12", "\u00bd"), ("5", "0.05", "0,5")),
+    "3/4": (
+        ("3/4", "3 / 4", "6/8", "0.75", r"\boxed{\frac{3}{4}}", r"\dfrac34 of it", "\u00be cup"),
+        ("4/3", "3", "4", "1 3/4", "2\u00be", r"-\frac{3}{4}", r"1\frac{3}{4}", "3/4/2024", "3/0"),
+    ),
+    "2 1/2": (("2 1/2", "2\u00bd hours", "2.5", "5/2", r"2\frac{1}{2}"), ("1/2", "2", "21/2", "-2 1/2")),
+    "6/3": (("6/3",), ("3",)),
+    "Friday": ((r"\boxed{\text{Friday}}", "**Friday**", r"It is \textbf{Friday}."), (r"\boxed{Monday}, not Friday",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("exact_answer", "answer", "right"),
+    [
+        (key, text, right)
+        for key, both in NUMBERS.items()
+        for right, texts in zip((True, False), both, strict=True)
+        for text in texts
+    ],
+)
+def test_numbers_count_in_every_usual_notation(exact_answer: str, answer: str, right: bool) -> None:
+    """Answers of mathematical models end in a LaTeX box, others in 18.00 or in 18 dollars.
+    All of them were wrong where the exact answer was 18, so that a lossless method had an exact match of 0."""
+    assert is_right(answer, exact_answer) is right

@@ -26,7 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "benchctl.bundled": {"gguf"},
     "benchctl.fetch": {"bundled", "decoding", "gguf"},
     "benchctl.records": {"locks"},
-    "benchctl.decoding": set(),
+    "benchctl.decoding": {"gguf"},
     "benchctl.methods": {"decoding"},
     "benchctl.judging": {"records"},
     "benchctl.judges": {"bundled", "decoding", "exact_match", "judging", "records", "registry"},

@@ -25,7 +25,10 @@ _FEW_ROWS = 16
 
 @dataclass(frozen=True)
 class Attention:
-    """Weights of one attention sub-layer; qkv gives queries, keys, values, heads interleaved for the complex rotary."""
+    """Weights of one attention sub-layer; qkv gives queries, keys, values, heads interleaved for the complex rotary.
+
+    post  changes the result before it is added to the residual, for example a norm
+    """
 
     qkv: Linear
     out: Linear
@@ -38,26 +41,37 @@ class Attention:
     norm_per_head: bool = True
     clip: float | None = None
     window: int | None = None
+    post: Callable[[Tensor], Tensor] | None = None
+
+    def add_to(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """The residual [rows, width] after attention, whose heads gave ``mixed`` [rows, heads * head_dim]."""
+        return self.out.add_to(residual, mixed) if self.post is None else residual + self.post(self.out(mixed))
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """residual + down(act(gate x) * (up x)), gate and up in one product; not ``gated``: residual + down(act(up x))."""
+    """residual + down(act(gate x) * (up x)), gate and up in one product; not ``gated``: residual + down(act(up x)).
+
+    post  as in Attention
+    """
 
     gate_up: Linear
     down: Linear
     act: Callable[[Tensor], Tensor]
     gated: bool = True
+    post: Callable[[Tensor], Tensor] | None = None
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return (self.gate_up.weight, self.down.weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        if not self.gated:
-            return self.down.add_to(residual, self.act(self.gate_up(x)))
-        gate, up = self.gate_up(x).chunk(2, 1)
-        return self.down.add_to(residual, self.act(gate).mul_(up))
+        if self.gated:
+            gate, up = self.gate_up(x).chunk(2, 1)
+            inner = self.act(gate).mul_(up)
+        else:
+            inner = self.act(self.gate_up(x))
+        return self.down.add_to(residual, inner) if self.post is None else residual + self.post(self.down(inner))
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,7 @@ class Experts:
     top_k: int
     renormalise: bool
     fetch: Fetch | None = None  # of experts that are not resident
+    post: Callable[[Tensor], Tensor] | None = None
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -106,7 +121,7 @@ class Experts:
             gate, up = F.linear(x[row], expert.gate_up).chunk(2, dim=-1)
             answer = F.linear(self.act(gate) * up, expert.down)
             result.index_add_(0, row, answer * weights[row, slot, None])
-        return residual + result
+        return residual + (result if self.post is None else self.post(result))
 
     def _resident(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
         for number in needed:
@@ -115,13 +130,24 @@ class Experts:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer: x + attention(norm(x)), then cross(x) where there is an encoder, then x + mlp(norm(x))."""
+    """One decoder layer: x + attention(norm(x)), then cross(x) where there is an encoder, then x + mlp(norm(x)).
+
+    parallel  the MLP reads x as it was before attention: x + attention(norm(x)) + mlp(norm(x))
+    """
 
     attention_norm: Norm
     attention: Attention
     mlp_norm: Norm
     mlp: Mlp | Experts
     cross: Callable[[Tensor], Tensor] | None = None
+    parallel: bool = False
+
+    def finish(self, x: Tensor, mixed: Tensor, mlp: bool = True) -> Tensor:
+        """The residual behind the layer, of ``x`` before it and what attention ``mixed``; see Attention.add_to."""
+        after = self.attention.add_to(x, mixed)
+        if self.cross is not None:
+            after = self.cross(after)
+        return self.mlp.add_to(after, self.mlp_norm(x if self.parallel else after)) if mlp else after
 
     def gate_logits(self, state: Tensor) -> Tensor:
         """[..., experts] of the layer's own norm and gate, where it has experts, for ``state`` [..., width]."""
@@ -178,7 +204,7 @@ def finish(attention: Attention, flat: Tensor, rotary: Tensor) -> tuple[Tensor, 
         qkv[:, heads : heads + kv_heads] = _norm_heads(attention.key_norm, keys, attention.norm_per_head)
     if attention.clip is not None:
         qkv.clamp_(-attention.clip, attention.clip)
-    # families.py interleaved each head, so that a rotated pair (x, y) is adjacent: the complex number x + iy, which one
+    # families/ interleaved each head, so that a rotated pair (x, y) is adjacent: the complex number x + iy, which one
     # product with exp(i * position * frequency) turns. Values, behind queries and keys, are not rotated.
     if rotary.ndim == 2:
         flat.view(rotary.dtype).mul_(rotary)
@@ -247,11 +273,7 @@ def run_layers(
         slots.new.copy_(kv)  # rows see their own keys and values too
         if layout.choose is not None:
             layout.choose(index, queries)
-        x = layer.attention.out.add_to(x, mix(layer.attention, queries, slots.keys, slots.values, layout))
-        if layer.cross is not None:
-            x = layer.cross(x)
-        if mlps:
-            x = layer.mlp.add_to(x, layer.mlp_norm(x))
+        x = layer.finish(x, mix(layer.attention, queries, slots.keys, slots.values, layout), mlps)
     return x
 
 

@@ -20,18 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Layout
-from benchctl.decoding.model.families import (
-    ENCODER_DECODERS,
-    MIXTURES,
-    check_family,
-    context_tokens,
-    decoder_layers,
-    experts_per_token,
-    head_dim,
-    read_parts,
-    read_t5,
-    rotations,
-)
+from benchctl.decoding.model.families import check_family, context_tokens, family_of
+from benchctl.decoding.model.families.family import rotations
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
@@ -81,19 +71,20 @@ class TargetInfo:
 
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
-        t5 = config.model_type in ENCODER_DECODERS
+        family = family_of(config)
+        head_dim = family.head_dim(config)
         return cls(
             family=config.model_type,
-            layers=decoder_layers(config),
+            layers=family.layers(config),
             hidden_size=int(config.hidden_size),
             vocabulary=int(config.vocab_size),
-            context_tokens=context_tokens(config),
-            query_size=int(config.num_attention_heads) * head_dim(config),
-            mlp_size=0 if config.model_type in MIXTURES else int(config.d_ff if t5 else config.intermediate_size),
-            kv_size=int(config.num_heads if t5 else config.num_key_value_heads) * head_dim(config),
-            experts_per_token=experts_per_token(config),
-            is_encoder_decoder=bool(config.is_encoder_decoder),
-            head_dim=head_dim(config),
+            context_tokens=family.context_tokens(config),
+            query_size=family.heads(config) * head_dim,
+            mlp_size=family.mlp_size(config),
+            kv_size=family.kv_heads(config) * head_dim,
+            experts_per_token=family.experts_per_token(config),
+            is_encoder_decoder=family.has_encoder,
+            head_dim=head_dim,
         )
 
 
@@ -149,13 +140,13 @@ def check_weights(weights: str, config: Any, dtype: str, device: str) -> None:
     """Raises UserError where a model cannot be kept with such ``weights``, before they are read."""
     if weights == "auto":
         return
-    t5 = config.model_type in ENCODER_DECODERS
+    family = family_of(config)
     if dtype != "float32":
         reason = f"it computes in float32, not in {dtype}; leave out --dtype, or --weights"
     elif torch.device(device).type != "cpu":
         reason = "its products exist on CPUs alone; add --device cpu, or give --dtype float16 instead"
-    elif t5 or experts_per_token(config):
-        what = "a model with an encoder" if t5 else "a mixture of experts"
+    elif family.has_encoder or family.experts_per_token(config):
+        what = "a model with an encoder" if family.has_encoder else "a mixture of experts"
         reason = f"{what} is not supported; leave out --weights"
     elif "fbgemm" not in torch.backends.quantized.supported_engines:
         reason = "torch has no FBGEMM on this machine; leave out --weights"
@@ -213,8 +204,7 @@ class Target:
         self.tokenizer_or_none, self.folder, self._weights = tokenizer, folder, weights
         self.config = model.config
         self._tied: bool = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        encodes = model.config.model_type in ENCODER_DECODERS
-        parts = read_t5(model, self.form) if encodes else read_parts(model, self.form, release)
+        parts = family_of(model.config).read(model, self.form, release)
         self.dtype, self.device = parts.embedding.dtype, parts.embedding.device
         self.embedding = parts.embedding.half() if self.form == "float16" else parts.embedding
         self._embedding_scale = parts.embedding_scale
@@ -416,7 +406,8 @@ def llama_rotary(settings: Mapping[str, Any], positions: int, like: Tensor) -> T
 
     config = LlamaConfig(**settings)
     check_family(config)
-    return rotations(LlamaRotaryEmbedding(config).to(like.device), config, positions, like)
+    rotary_emb = LlamaRotaryEmbedding(config).to(like.device)
+    return rotations(rotary_emb, family_of(config).head_dim(config), positions, like)
 
 
 def outline(config: Any, dtype: str = "float32") -> Target:

@@ -8,11 +8,12 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from benchctl import gguf
 from benchctl.decoding.model.families import check_family, context_tokens
 from benchctl.errors import UserError, is_out_of_memory
 
@@ -22,6 +23,19 @@ _DATE = {
     **{"%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri"},
 }
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte in SentencePiece's vocabularies
+# Settings of a generation configuration that change greedy text, with the value that changes nothing; None: any does.
+_CHANGES_TEXT = {
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias")),
+    **dict.fromkeys(("stop_strings", "watermarking_config")),
+}
+# Tokens that end a turn or a text by their name, where a GGUF file does not say so; llama.cpp ends answers at them too.
+_END_NAMES = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "[EOT]", "<EOT>"),
+    *("_<EOT>", "<|endoftext|>", "<|end_of_text|>", "</s>", "[EOS]", "<｜end▁of▁sentence｜>"),
+)
 Message = dict[str, str]  # "role" and "content", as chat templates take them
 
 
@@ -74,10 +88,23 @@ def token_texts(tokenizer: Any) -> dict[int, bytes]:
 
 
 class TargetTokenizer:
-    """Text to ids and back, with the model's configuration and its stop ids; needs no weights."""
+    """Text to ids and back, with the model's configuration and its stop ids; needs no weights.
 
-    def __init__(self, tokenizer: Any, config: Any, stop_ids: frozenset[int]) -> None:
+    stop_sources      where each stop id comes from
+    ignored_settings  of the generation configuration: transformers' generate applies them to greedy text
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        config: Any,
+        stop_ids: frozenset[int],
+        *,
+        stop_sources: Mapping[int, str] | None = None,
+        ignored_settings: Sequence[str] = (),
+    ) -> None:
         self._tokenizer = tokenizer
+        self.stop_sources, self.ignored_settings = dict(stop_sources or {}), tuple(ignored_settings)
         self.config = config
         self.context_tokens = context_tokens(config)
         self.vocabulary = int(config.vocab_size)
@@ -88,6 +115,13 @@ class TargetTokenizer:
     def sha256(self) -> str:
         """Hash of the vocabulary and of everything else that decides how text becomes ids."""
         return hashlib.sha256(tokenizer_text(self._tokenizer).encode()).hexdigest()
+
+    @property
+    def context_limit(self) -> str:
+        """The context in words, for errors; with longrope, why it is shorter than the configuration says."""
+        is_cut = (getattr(self.config, "rope_parameters", None) or {}).get("rope_type") == "longrope"
+        why = ", not {}, since longrope's factors for longer texts are not supported"
+        return f"{self.context_tokens} tokens{why.format(self.config.max_position_embeddings) if is_cut else ''}"
 
     @property
     def chat_template_sha256(self) -> str:
@@ -124,9 +158,15 @@ class TargetTokenizer:
         added = self._tokenizer.added_tokens_decoder
         return frozenset(index for index, token in added.items() if token.special)
 
+    @cached_property
+    def missing_stop(self) -> tuple[int, str] | None:
+        """Id and name of the token with which the chat template ends an answer, if it is no stop id."""
+        end = _end_of_turn(self._tokenizer)
+        return None if end is None or end in self.stop_ids else (end, self._tokenizer.convert_ids_to_tokens(end))
+
     @property
     def first_id(self) -> int | None:
-        """The id that texts begin with; None where the tokenizer has none."""
+        """The id that texts begin with, where something writes it; None where the tokenizer has none."""
         first = self._tokenizer.bos_token_id
         return None if first is None else int(first)
 
@@ -142,15 +182,14 @@ class TargetTokenizer:
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation that asks for the assistant's next answer.
 
-        Without a chat template the contents are joined by blank lines, after the tokenizer's own first token if any.
+        Without a chat template the contents are joined by blank lines. Special tokens are those that the template
+        writes or, without one, those that the tokenizer adds.
         """
         if self._tokenizer.chat_template:
             text = chat_text(self._tokenizer, list(messages), ask=True)
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         else:
             ids = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
-            first = self.first_id
-            ids = ids if first is None or ids[:1] == [first] else [first, *ids]
         return [int(token) for token in ids]
 
     def begin_with_digit(self) -> list[int]:
@@ -226,7 +265,14 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
     check_family(config)
     tokenizer = from_pretrained(transformers.AutoTokenizer, path)
     tokenizer.model_max_length = sys.maxsize  # lengths are checked against the context, by us and with a clear error
-    return TargetTokenizer(tokenizer, config, _stop_ids(path, config, tokenizer))
+    generation = _generation_config(path)
+    stops = _stop_ids(path, generation, config, tokenizer)
+    ignored = [
+        f"{name} {value}" if isinstance(value, int | float) else name
+        for name, neutral in _CHANGES_TEXT.items()
+        if (value := getattr(generation, name, None)) not in (None, neutral, [], {})
+    ]
+    return TargetTokenizer(tokenizer, config, frozenset(stops), stop_sources=stops, ignored_settings=ignored)
 
 
 def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
@@ -255,27 +301,65 @@ def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
         raise UserError("model_not_loadable", f"cannot load {path}: {reason}") from error
 
 
-def _stop_ids(path: str | Path, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Every id that ends an answer: generation configuration first, as transformers' generate does."""
+def _generation_config(path: str | Path) -> Any:
+    """The generation configuration of a folder or hub id; None where it has none. Raises UserError for a broken one."""
     from transformers import GenerationConfig
 
-    stop, folder = None, Path(path)
-    if (folder / "generation_config.json").is_file():  # a broken one is an error
-        stop = from_pretrained(GenerationConfig, folder).eos_token_id
-    elif not folder.is_dir():
-        try:
-            stop = GenerationConfig.from_pretrained(str(path), local_files_only=not hub_reachable()).eos_token_id
-        except OSError as error:
-            reason = error.__context__  # none if the repository has no such file
-            is_damaged = isinstance(reason, json.JSONDecodeError | UnicodeDecodeError)
-            if is_damaged or (reason and hub_reachable()):
-                again = "Try again, or set HF_HUB_OFFLINE=1 to use only what was downloaded"
-                raise UserError(
-                    "model_not_loadable",
-                    f"cannot load {path}: its generation_config.json cannot be read ({str(error).splitlines()[0]}). "
-                    f"{'Delete it, and load the model again' if is_damaged else again}",
-                ) from error
-    for value in (stop, config.eos_token_id, tokenizer.eos_token_id):
-        if value is not None:
-            return frozenset(value if isinstance(value, list) else [value])
-    return frozenset()
+    folder = Path(path)
+    if (folder / "generation_config.json").is_file():
+        return from_pretrained(GenerationConfig, folder)
+    if folder.is_dir():
+        return None
+    try:
+        return GenerationConfig.from_pretrained(str(path), local_files_only=not hub_reachable())
+    except OSError as error:
+        reason = error.__context__  # none if the repository has no such file
+        is_damaged = isinstance(reason, json.JSONDecodeError | UnicodeDecodeError)
+        if is_damaged or (reason and hub_reachable()):
+            again = "Try again, or set HF_HUB_OFFLINE=1 to use only what was downloaded"
+            raise UserError(
+                "model_not_loadable",
+                f"cannot load {path}: its generation_config.json cannot be read ({str(error).splitlines()[0]}). "
+                f"{'Delete it, and load the model again' if is_damaged else again}",
+            ) from error
+        return None
+
+
+def _stop_ids(path: str | Path, generation: Any, config: Any, tokenizer: Any) -> dict[int, str]:
+    """Every id that ends an answer, with where it comes from.
+
+    The generation configuration decides, as for transformers' generate; without one the configuration, and then the
+    tokenizer. A GGUF file has no generation configuration: as for llama.cpp, tokens with the name of an end are added,
+    except the unknown token; and so is the token with which the chat template ends an answer.
+    """
+    is_gguf = generation is None and gguf.is_converted(Path(path))
+    named = {
+        "generation_config.json": getattr(generation, "eos_token_id", None),
+        "GGUF" if is_gguf else "config.json": config.eos_token_id,
+        "tokenizer": tokenizer.eos_token_id,
+    }
+    source, ids = next(((source, ids) for source, ids in named.items() if ids is not None), ("", []))
+    stops = dict.fromkeys(ids if isinstance(ids, list) else [ids], source)
+    if is_gguf:
+        vocabulary = tokenizer.get_vocab()
+        names = (name for name in _END_NAMES if name != tokenizer.unk_token)
+        more = dict.fromkeys(map(vocabulary.get, names), "token name") | {_end_of_turn(tokenizer): "chat template"}
+        # transformers adds names that the file does not have, behind its vocabulary.
+        known = {index: source for index, source in more.items() if index is not None and index < config.vocab_size}
+        stops = known | stops
+    return stops
+
+
+def _end_of_turn(tokenizer: Any) -> int | None:
+    """The token with which the chat template ends an answer; None without a template, or where it writes none."""
+    if not tokenizer.chat_template:
+        return None
+    answer = "Yes."
+    messages = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": answer}]
+    try:
+        _, found, end = chat_text(tokenizer, messages, ask=False).rpartition(answer)
+    except Exception:  # a template may raise anything: encode_chat says what, where a prompt is written
+        return None
+    added = tokenizer.added_tokens_decoder
+    ids = tokenizer.encode(end, add_special_tokens=False) if found else []
+    return next((int(index) for index in ids if index in added), None)

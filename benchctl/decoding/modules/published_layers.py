@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from benchctl.decoding.model.families import ACTIVATIONS
+from benchctl.decoding.model.families.family import ACTIVATIONS
 from benchctl.decoding.model.target import TargetInfo, llama_rotary
 from benchctl.decoding.modules.folders import FACTS
 from benchctl.decoding.modules.others import CONFIG, EAGLE_WEIGHTS, modules_folder, read_config, weights_file

@@ -58,7 +58,7 @@ def fit_suite(
         raise UserError(
             "prompt_too_long",
             f"{len(long_prompts)} of {len(suite.prompts)} prompts of {suite.name} do not fit into the target's context "
-            f"of {context} tokens{left}; ids (tokens): {listed}{more}. "
+            f"of {tokenizer.context_limit}{left}; ids (tokens): {listed}{more}. "
             "Leave them out with --long-prompts skip, keep their last tokens with --long-prompts cut, "
             f"{'fill less, or' if left else 'or'} give a --model with a longer context.",
         )
@@ -106,7 +106,7 @@ def make_filler(tokenizer: TargetTokenizer, tokens: int) -> Filler:
     if tokens > tokenizer.context_tokens - 2:
         raise UserError(
             "filler_too_long",
-            f"--context {tokens} leaves no room for a prompt: the target takes {tokenizer.context_tokens} tokens in "
-            "all. Give fewer, or a --model with a longer context.",
+            f"--context {tokens} leaves no room for a prompt: the target takes {tokenizer.context_limit} "
+            "in all. Give fewer, or a --model with a longer context.",
         )
     return Filler(tuple(islice(cycle(tokenizer.encode_text(filler_text())), tokens)), tokenizer.first_id)

@@ -256,12 +256,7 @@ class ChatFormat:
             ) from error
 
     def _encode_heads(self, texts: Sequence[str]) -> list[Tokens]:
-        if self._tokenizer.chat_template:
-            return self.encode(texts)
-        heads = self.encode(texts, special=True)
-        return [
-            head if not len(self.bos) or head[:1] == self.bos else np.concatenate([self.bos, head]) for head in heads
-        ]
+        return self.encode(texts, special=not self._tokenizer.chat_template)
 
     def _encode_continued(self, texts: Sequence[str]) -> list[Tokens]:
         """Ids of texts that follow another text.

@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
-from benchctl.decoding.model.families import context_tokens, decoder_start, head_scale, read_layer, rotary_table
+from benchctl.decoding.model.families import context_tokens, family_of
+from benchctl.decoding.model.families.t5 import decoder_start, head_scale
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
@@ -216,13 +217,13 @@ class BatchMaker:
     def _layer(self, index: int) -> Layer:
         """Read when first asked for: its products are copies, and no method needs all of a large target's layers."""
         if index not in self._layers:
-            self._layers[index] = read_layer(self._target, index, "plain")
+            self._layers[index] = family_of(self._target.config).read_layer(self._target, index, "plain")
         return self._layers[index]
 
     def _rotate(self, positions: Tensor) -> Tensor:
         if self._rotary is None:
             config, weight = self._target.config, self._target.get_input_embeddings().weight
-            self._rotary = rotary_table(self._target, context_tokens(config), weight.dtype)
+            self._rotary = family_of(config).rotary(self._target, context_tokens(config), weight.dtype)
         return self._rotary[positions]
 
 

@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from benchctl.decoding.model.families import context_tokens, decoder_layers, decoder_start
+from benchctl.decoding.model.families import context_tokens, family_of
+from benchctl.decoding.model.families.t5 import decoder_start
 from benchctl.errors import UserError
 from benchctl.training.checkpoint import Notify, kept, locked
 from benchctl.training.data.chats import ChatFormat, Message, Record
@@ -131,7 +132,9 @@ class _EncodedBatch(_Batch):
         mask = (ids >= 0).long()
         encoded = self._model.encoder(ids.clamp(min=0), attention_mask=mask).last_hidden_state
         self._new = torch.full((len(prompts), 1), decoder_start(self._model), device=ids.device)
-        self._cache = EncoderDecoderCache(_cache(decoder_layers(self._model.config), new_tokens), DynamicCache())
+        self._cache = EncoderDecoderCache(
+            _cache(family_of(self._model.config).layers(self._model.config), new_tokens), DynamicCache()
+        )
         self._of_rows = {"encoded": encoded, "mask": mask}
 
     def logits(self) -> Tensor:

@@ -1,0 +1,44 @@
+"""Families of models that our own layers reproduce: one file per group, found by its name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any
+
+from benchctl.decoding.model.families.family import Family
+from benchctl.errors import UserError
+
+
+@cache
+def known() -> dict[str, Family]:
+    """The family of each model type that our layers reproduce."""
+    families: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(__path__):
+        found = vars(importlib.import_module(f"{__name__}.{module.name}")).values()
+        for kind in found:
+            if isinstance(kind, type) and issubclass(kind, Family):
+                families |= dict.fromkeys(kind.types, kind())
+    return families
+
+
+def family_of(config: Any) -> Family:
+    """The family of a configuration. Raises UserError for a type that is not known."""
+    if config.model_type not in known():
+        message = f"models of type {config.model_type!r} are not supported; known: {', '.join(sorted(known()))}"
+        raise UserError("unknown_family", message)
+    return known()[config.model_type]
+
+
+def check_family(config: Any) -> None:
+    """UserError unless the configuration is of a family, and of a variant, that our layers reproduce."""
+    family = family_of(config)
+    if getattr(config, "quantization_config", None):
+        raise UserError("quantised_checkpoint", "quantised checkpoints are not supported; name the unquantised model")
+    family.check(config)
+
+
+def context_tokens(config: Any) -> int:
+    """Positions the model can take."""
+    return family_of(config).context_tokens(config)
