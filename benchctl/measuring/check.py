@@ -49,7 +49,17 @@ class CheckedRun:
     dtype: str
     device: str
     out: Path
+    tokenizer: TargetTokenizer
     filler: Filler = Filler()
+
+    @property
+    def has_target(self) -> bool:
+        """Whether benchctl can run the target itself. Only engines are measured where it cannot."""
+        return self.tokenizer.problem is None
+
+    @property
+    def is_of_engines(self) -> bool:
+        return isinstance(self.choices[0].method, Engine)
 
 
 def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
@@ -67,7 +77,8 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     device, dtype = choose_device(settings.models)
     check_out(settings.out, settings)
     tokenizer = check_tokenizers(models, choices, notify, settings.batch_size)
-    check_weights(settings.models.weights, tokenizer.config, dtype, device)
+    if tokenizer.problem is None:
+        check_weights(settings.models.weights, tokenizer.config, dtype, device)
     choices = tuple(choice.fit(tokenizer) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)
     suites = load_suites(settings.prompts, notify)  # may be downloaded, so last
@@ -76,7 +87,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
         check_out(out, settings)
     room = tokenizer.context_tokens - len(filler.ids)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify, room) for suite in suites)
-    checked = CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
+    checked = CheckedRun(settings, choices, models, suites, dtype, device, out, tokenizer, filler)
     remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
     if remembering and settings.resume and _goes_on(checked):
         raise UserError(
@@ -382,7 +393,13 @@ def check_tokenizers(
     Raises UserError for a missing model, for batches on a target with an encoder, for a draft model with an encoder,
     and for one with another tokenizer where a method takes none such.
     """
-    tokenizer = load_tokenizer(bundled.resolve(models.target))
+    of_engines = any(isinstance(choice.method, Engine) for choice in choices)
+    tokenizer = load_tokenizer(bundled.resolve(models.target), any_family=of_engines)
+    if tokenizer.problem is not None:
+        notify(
+            f"benchctl cannot run {models.target} ({tokenizer.problem}). So target agreement stays empty: speed is "
+            "measured, and whether answers equal those of the engine without speculation."
+        )
     if batch_size > 1 and tokenizer.is_encoder_decoder:
         raise UserError(
             "no_batches", f"{models.target} has an encoder. Batches need a target without one. Leave out --batch-size."

@@ -45,7 +45,8 @@ OTHER_WEIGHTS: Final = "its weights are not those of the baseline"  # the reason
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """A model, and the hashes that show whether another run used the same one. Numbers are 0 in imported files.
+    """A model, and the hashes that show whether another run used the same one. Numbers are 0 in imported files, and
+    `parameters` of a target that benchctl itself cannot run.
 
     `stop_ids` are the tokens that end its answers; none where that is not known, as in files of earlier versions.
     """

@@ -92,6 +92,7 @@ class TargetTokenizer:
 
     stop_sources      where each stop id comes from
     ignored_settings  of the generation configuration: transformers' generate applies them to greedy text
+    problem           why our own layers cannot run the model; None where they can
     """
 
     def __init__(
@@ -102,11 +103,13 @@ class TargetTokenizer:
         *,
         stop_sources: Mapping[int, str] | None = None,
         ignored_settings: Sequence[str] = (),
+        problem: UserError | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self.stop_sources, self.ignored_settings = dict(stop_sources or {}), tuple(ignored_settings)
         self.config = config
-        self.context_tokens = context_tokens(config)
+        self.problem = problem
+        self.context_tokens = context_tokens(config) if problem is None else _positions(config)
         self.vocabulary = int(config.vocab_size)
         self.is_encoder_decoder = bool(config.is_encoder_decoder)
         self.stop_ids = stop_ids
@@ -257,12 +260,33 @@ def downloaded_file(hub_id: str, name: str) -> Path | None:
     return Path(file) if file else None
 
 
-def load_tokenizer(path: str | Path) -> TargetTokenizer:
-    """Tokenizer and configuration of a folder or hub id; UserError when there is none or the family is unknown."""
+def _positions(config: Any) -> int:
+    """Positions of a model of any family. Raises UserError where its configuration names no number of them."""
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        if positions := getattr(config, name, None):
+            return int(positions)
+    raise UserError(
+        "unknown_context",
+        f"the configuration of {config.model_type!r} does not name the length of its context, so prompts cannot be "
+        "checked against it. Add max_position_embeddings to the model's config.json.",
+    )
+
+
+def load_tokenizer(path: str | Path, *, any_family: bool = False) -> TargetTokenizer:
+    """Tokenizer and configuration of a folder or hub id.
+
+    Raises UserError where there is none, and for a model that our own layers cannot run. With ``any_family`` the latter
+    becomes the tokenizer's `problem`.
+    """
     import transformers
 
-    config = from_pretrained(transformers.AutoConfig, path)
-    check_family(config)
+    config, problem = from_pretrained(transformers.AutoConfig, path), None
+    try:
+        check_family(config)
+    except UserError as error:
+        if not any_family:
+            raise
+        config, problem = config.get_text_config(), error
     tokenizer = from_pretrained(transformers.AutoTokenizer, path)
     tokenizer.model_max_length = sys.maxsize  # lengths are checked against the context, by us and with a clear error
     generation = _generation_config(path)
@@ -272,7 +296,9 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
         for name, neutral in _CHANGES_TEXT.items()
         if (value := getattr(generation, name, None)) not in (None, neutral, [], {})
     ]
-    return TargetTokenizer(tokenizer, config, frozenset(stops), stop_sources=stops, ignored_settings=ignored)
+    return TargetTokenizer(
+        tokenizer, config, frozenset(stops), stop_sources=stops, ignored_settings=ignored, problem=problem
+    )
 
 
 def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
