@@ -54,8 +54,9 @@ class CheckedRun:
 
     @property
     def has_target(self) -> bool:
-        """Whether benchctl can run the target itself. Only engines are measured where it cannot."""
-        return self.tokenizer.problem is None
+        """Whether benchctl itself runs the target. Engines are measured where it cannot, or where nothing compares."""
+        method = self.choices[0].method
+        return self.tokenizer.problem is None and (not isinstance(method, Engine) or method.sends_ids)
 
     @property
     def is_of_engines(self) -> bool:

@@ -199,7 +199,8 @@ class Measurer:
     def _requests(self, job: Job) -> list[DecodeRequest]:
         """What is to be decoded. The baseline's answers that verdicts and forced texts need are decoded first."""
         prompts, mode = [self._prompt_ids(task) for task in job], job[0].mode
-        if self.config.sampling.greedy and (job[0].label != self.baseline or mode == "replay"):
+        are_compared = self.config.sampling.greedy and all(engine.sends_ids for engine in self.engines.values())
+        if are_compared and (job[0].label != self.baseline or mode == "replay"):
             self._answers.decode_together(prompts)
         return [
             replace(
@@ -225,7 +226,8 @@ class Measurer:
         engine, target = self.engines[label], self._facts
         room = target.context_tokens - len(request.prompt_ids)
         limit = min(request.max_new_tokens, room)
-        question = Question(request.prompt_ids, limit, tuple(target.stop_ids), self.clock)
+        text = "" if engine.sends_ids else self._text.prompt_text(request.prompt_ids)
+        question = Question(request.prompt_ids, limit, tuple(target.stop_ids), self.clock, text)
         engine.reset()
         return settle(
             engine.answer(question),
@@ -271,10 +273,13 @@ class Measurer:
         reading: Reading,
         started: Start,
     ) -> Row:
-        text = self._text.decode_text(generation.token_ids)
-        judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
-        self._history(task)[task.turn] = text
         passes, reported = tuple(step.passes for step in generation.steps), generation.reported
+        if reported is not None and reported.text is not None:
+            text, judgement, fidelity = reported.text, Judgement(), dict[str, float]()
+        else:
+            text = self._text.decode_text(generation.token_ids)
+            judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
+        self._history(task)[task.turn] = text
         return replace(
             _empty_row(task, batch),
             prompt_tokens=len(request.prompt_ids),
@@ -303,7 +308,7 @@ class Measurer:
             noise=judgement.noise,
             fidelity=fidelity,
             error=None,
-            arrived_s=reported.arrived_s if reported else (),
+            arrived_s=reported.arrived_s if reported and generation.token_ids else (),
             arrived_tokens=reported.arrived_tokens if reported else (),
             totals=None if reported is None or reported.by_step else _totals(generation, reported),
         )
@@ -406,7 +411,7 @@ def answer_seed(task: Task, *, greedy: bool = False) -> int:
 
 def _totals(generation: Generation, reported: Reported) -> Totals:
     return Totals(
-        new_tokens=len(generation.token_ids),
+        new_tokens=len(generation.token_ids) or reported.new_tokens,
         steps=reported.steps,
         wall_s=generation.wall_s,
         drafted=reported.drafted,

@@ -399,6 +399,8 @@ def method_info(choice: Choice, has_target: bool = True) -> MethodInfo:
         # Rounding depends on the kernel: only in float32 it is too small to excuse another token.
         if choice.engine.dtype != "float32":
             reason = "outside float32 its kernels round in ways that cannot be measured"
+        if not choice.method.sends_ids:
+            reason = "its answers have no token ids, so they are not compared"
         if choice.method.has_other_weights:
             reason = OTHER_WEIGHTS
         exactness: Exactness = "lossy" if reason else "exact_greedy"

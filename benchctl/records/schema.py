@@ -212,7 +212,8 @@ class Row:
     imported one may have `totals` and no lists.
 
     An answer of another engine has `arrived_tokens` that arrived `arrived_s` seconds after the prompt was sent, and no
-    `rows` and `layers`. Where its steps are not known it also has `totals`, and token ids but no lists per step.
+    `rows` and `layers`. Where its steps are not known it also has `totals`, and token ids but no lists per step. Where
+    it sends no ids the row has only `text`, `ttft_s` and `totals`.
 
     The rows of a `batch` stand together, in its order, and have its times, each up to its own end: the same `ttft_s`
     and first steps. So the time of the batch is that of its longest row; a batch fails as a whole.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from command import cli
-from fake_engine import VERSION, Answers, FakeEngine, Step, counting, program, running, wait_for
+from fake_engine import VERSION, Answers, FakeEngine, Step, counting, program, running, speculating, wait_for
 from fixtures_run import make_settings, measure_file, measured
 from refusals import refused
 from tiny import VOCABULARY
@@ -23,8 +23,9 @@ from transformers import Lfm2Config
 from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
 from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
-from benchctl.analysis.metrics.speed import SPEEDUP, TPOT
+from benchctl.analysis.metrics.speed import SPEEDUP, TPOT, TTFT
 from benchctl.analysis.warnings import warnings
+from benchctl.analysis.winner import summarise
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.engines.llama_cpp import LlamaCpp
@@ -211,6 +212,27 @@ def test_equal_answers_of_an_engine_do_not_show_that_they_are_the_targets(unknow
     (group,) = compare([file])
     assert figures(group).estimate(TARGET_AGREEMENT).value is None
     assert figures(group).estimate(TOKEN_AGREEMENT).value == 1 and not figures(group).lossless
+
+
+def test_a_server_of_text_alone_is_measured_for_its_speed(run_folder: Path, tmp_path: Path, no_weights: None) -> None:
+    """Hosted APIs and many local servers send no ids; their speed could not be measured either."""
+    with FakeEngine("text", counting) as plain, FakeEngine("text", speculating) as server:
+        settings = settings_of(run_folder, tmp_path / "out.jsonl", label_of(plain, server, "ids=none"))
+        file = measure_file(settings)
+        assert len(plain.asked) == len(server.asked) == 1 + 1 + 8, "a probe, warm-up and answers: none is asked twice"
+    prompts = {body["prompt"] for body in server.asked[1:]}
+    assert all(isinstance(prompt, str) for prompt in prompts) and any("red ball" in prompt for prompt in prompts)
+    text = "".join(f" {token}" for token in range(5, 5 + NEW_TOKENS))
+    for row in measured(file):
+        assert (row.text, row.token_ids, row.verdict, row.fidelity) == (text, (), None, {})
+        assert row.totals is not None and row.totals.new_tokens == NEW_TOKENS
+        assert row.ttft_s and row.totals.wall_s and row.ttft_s <= row.totals.wall_s
+    assert {method.exactness for method in file.run.methods} == {"lossy"}
+    (group,) = compare([file])
+    own = figures(group)
+    assert own.estimate(SPEEDUP).value and own.estimate(TTFT).value and not own.is_compared and not own.lossless
+    assert own.estimate(TARGET_AGREEMENT).value is None and own.estimate(TOKEN_AGREEMENT).value is None
+    assert "not compared" in summarise(group).headline
 
 
 def test_methods_of_our_own_loop_need_a_target_that_benchctl_can_run(unknown_folder: Path, tmp_path: Path) -> None:
