@@ -250,13 +250,23 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     return Summary(headline, tuple(filter(None, lines)), f"Use {headline}")
 
 
+def _too_few(group: Group, result: Contest) -> str:
+    """Why fewer than two methods compete."""
+    if any(method.label != group.run.baseline for method in result.methods):
+        return "only one method with the same answers was measured"
+    if not any(each.is_compared for each in group.pooled.methods) and len(group.pooled.methods) > 1:
+        return "the answers were not compared"
+    if not (unclaimed := [each for each in group.pooled.methods if each.is_compared and not each.refused]):
+        return "no method with the same answers was measured"
+    same, compared = (sum(getattr(each.fidelity, name) for each in unclaimed) for name in ("identical", "compared"))
+    return f"no method claims the same answers; {same} of {compared} were the same"
+
+
 def _without_winner(group: Group, result: Contest, left_out: tuple[str, ...]) -> Summary:
     if group.run.imported:
         reason = "imported files cannot show that answers are the same"
     elif len(result.methods) < 2:
-        others = [method for method in result.methods if method.label != group.run.baseline]
-        no_answers = f"{'only one' if others else 'no'} method with the same answers was measured"
-        reason = "answers failed or have no verdict" if result.unconfirmed else no_answers
+        reason = "answers failed or have no verdict" if result.unconfirmed else _too_few(group, result)
     elif min(method.prompts for method in result.methods) < LEAST_PROMPTS:
         reason = f"fewer than {LEAST_PROMPTS} prompts"
     else:

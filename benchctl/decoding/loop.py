@@ -57,6 +57,8 @@ class Reported:
     arrived_s       when tokens arrived, in seconds since the question was sent
     arrived_tokens  how many arrived then
     by_step         whether the generation has steps; otherwise the sums stand for them
+    text, new_tokens
+                    of an answer without token ids
     """
 
     arrived_s: tuple[float, ...]
@@ -65,6 +67,8 @@ class Reported:
     steps: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    text: str | None = None
+    new_tokens: int | None = None
 
 
 @dataclass(frozen=True)

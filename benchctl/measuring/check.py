@@ -37,7 +37,8 @@ from benchctl.records.schema import EngineInfo, Scalar
 from benchctl.records.writer import check_output, read, scan
 from benchctl.serving.engine import Deployment, Engine
 
-STATIC, WHOLE = "static", "transformers"  # who runs the layers: our own, with a preallocated cache, or transformers
+# Who runs the layers: our own code with a preallocated cache, transformers, or nobody.
+STATIC, WHOLE, NOBODY = "static", "transformers", ""
 NO_DRAFT = "it needs a draft model; name one with --draft-model"
 _NAMED = 2  # suites or labels in the name of a results file; more are counted
 
@@ -54,7 +55,18 @@ class CheckedRun:
     device: str
     executor: str
     out: Path
+    tokenizer: TargetTokenizer
     filler: Filler = Filler()
+
+    @property
+    def has_target(self) -> bool:
+        """Whether benchctl itself runs the target. Engines are measured where it cannot, or where nothing compares."""
+        method = self.choices[0].method
+        return self.executor != NOBODY and (not isinstance(method, Engine) or method.sends_ids)
+
+    @property
+    def is_of_engines(self) -> bool:
+        return isinstance(self.choices[0].method, Engine)
 
 
 def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
@@ -74,7 +86,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     check_out(settings.out, settings)
     tokenizer = check_tokenizers(models, choices, notify, settings.batch_size)
     drafts = {choice.draft_model(models.draft) for choice in choices if not choice.unsupported} - {""}
-    executor = choose_executor(settings, (models.target, *sorted(drafts)), notify)
+    executor = choose_executor(settings, (models.target, *sorted(drafts)), choices, notify)
     if executor == STATIC:
         check_weights(settings.models.weights, tokenizer.config, dtype, device)
     choices = tuple(choice.fit(tokenizer, executor) for choice in choices)
@@ -85,7 +97,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
         check_out(out, settings)
     room = tokenizer.context_tokens - len(filler.ids)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify, room) for suite in suites)
-    checked = CheckedRun(settings, choices, models, suites, dtype, device, executor, out, filler)
+    checked = CheckedRun(settings, choices, models, suites, dtype, device, executor, out, tokenizer, filler)
     remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
     if remembering and settings.resume and _goes_on(checked):
         raise UserError(
@@ -149,11 +161,27 @@ def choose_device(settings: ModelSettings) -> tuple[str, str]:
     return device, dtype
 
 
-def choose_executor(settings: RunSettings, names: Sequence[str], notify: Callable[[str], None]) -> str:
+def choose_executor(
+    settings: RunSettings, names: Sequence[str], choices: Sequence[Choice], notify: Callable[[str], None]
+) -> str:
     """Who runs the layers of these models: one executor for all, so that their passes can be compared.
 
-    Raises UserError for models that it cannot run, and for settings that it does not take.
+    Engines are measured also where nobody does. Raises UserError for models that the executor cannot run, and for
+    settings that it does not take.
     """
+    try:
+        return _choose_executor(settings, names, notify)
+    except UserError as problem:
+        if settings.models.executor != "auto" or not isinstance(choices[0].method, Engine):
+            raise
+        notify(
+            f"benchctl cannot run {names[0]} ({problem}). So target agreement stays empty: speed is measured, and "
+            "whether answers equal those of the engine without speculation."
+        )
+        return NOBODY
+
+
+def _choose_executor(settings: RunSettings, names: Sequence[str], notify: Callable[[str], None]) -> str:
     asked, read = settings.models.executor, {name: load_tokenizer(bundled.resolve(name)) for name in names}
     problems = {name: problem for name, tokenizer in read.items() if (problem := _unknown(tokenizer))}
     if asked == STATIC or (asked == "auto" and not problems):

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from benchctl import bundled
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.kernels import Form, Linear, Norm
 from benchctl.decoding.model.layers import Experts, Layer, run_layers
 from benchctl.decoding.model.target import Target, outline
-from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.measuring.check import WHOLE, CheckedRun, plan_of
+from benchctl.measuring.check import STATIC, CheckedRun, plan_of
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.memory import prompt_tokens
 
@@ -27,29 +25,31 @@ _ROWS, _TIMES = 64, 3
 @dataclass(frozen=True)
 class Duration:
     """Seconds of a run with its warm-up, if every answer has its full length and every method is as fast as the
-    baseline; ``step_s`` is a step of the baseline."""
+    baseline; ``step_s`` is a step of the baseline. Both are None where other
+    layers than our own run, whose pace is not known."""
 
     generations: int
     new_tokens: int
-    seconds: float
-    step_s: float
+    seconds: float | None = None
+    step_s: float | None = None
 
 
-def duration(checked: CheckedRun) -> Duration | None:
-    """The time of a checked run; None where transformers runs the layers. Loading and verdicts are left out."""
-    if checked.executor == WHOLE:
-        return None
+def duration(checked: CheckedRun) -> Duration:
+    """The time of a checked run. Loading and verdicts are left out."""
     settings, repeat = checked.settings, checked.settings.repeat
     torch.set_num_threads(settings.models.threads)
-    target = outline(load_tokenizer(bundled.resolve(checked.models.target)).config, checked.dtype)
     plan = plan_of(checked)
     jobs = sum(map(len, plan.by_batch())) + repeat.warm_up * len(plan.warm_up(1))
     generations = len(plan) + repeat.warm_up * sum(map(len, plan.warm_up(1)))
     turns = prompt_tokens(checked)
-    room = target.context_tokens - min(turns)
+    context_tokens = checked.tokenizer.context_tokens
+    room = context_tokens - min(turns)
     if room < 1 and settings.prompts.long_prompts == "cut":
-        room = (target.context_tokens - len(checked.filler.ids)) // 2
+        room = (context_tokens - len(checked.filler.ids)) // 2
     new_tokens = min(settings.answers.max_new_tokens, room)
+    if checked.is_of_engines or checked.executor != STATIC:
+        return Duration(len(plan), len(plan) * new_tokens)
+    target = outline(checked.tokenizer.config, checked.dtype)
     form: Form = "float16" if settings.models.weights == "float16" else target.form
     step_s, row_s = calibrate(target, form, checked.device, Clock(checked.device))
     seconds = jobs * new_tokens * step_s + generations * sum(turns) / len(turns) * row_s

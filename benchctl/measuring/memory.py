@@ -56,9 +56,14 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     """What the run holds at most: on a CPU one need, with a GPU that of the GPU and that of the host.
 
     Parts that every method has once count once; modules count for each label. What a method
-    holds otherwise is unknown.
+    holds otherwise is unknown, and so is what engines hold.
     """
     settings, dtype, device = checked.settings, checked.dtype, checked.device
+    free, present = host.free_memory_bytes("cpu"), host.resident_bytes()
+    free = None if free is None else free + present  # the sum, too, contains what this process has already
+    program = {"program": present + _LIBRARIES_BYTES}
+    if not checked.has_target:
+        return (Need("cpu", program, free),)
     weights = settings.models.weights
     names = [checked.models.target]
     drafts = (choice.draft_model(checked.models.draft) for choice in checked.choices if not choice.unsupported)
@@ -78,9 +83,6 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     held["experts"] = sum(_fast_tier_bytes(choice, target) for choice in checked.choices)
     held |= {"cache": cached, "work": logits + longest * settings.batch_size * row * target.dtype.itemsize}
     held = {name: size for name, size in held.items() if size}
-    free, present = host.free_memory_bytes("cpu"), host.resident_bytes()
-    free = None if free is None else free + present  # the sum, too, contains what this process has already
-    program = {"program": present + _LIBRARIES_BYTES}
     before = [sum(size.held for size in sizes[:index]) for index in range(len(sizes))]
     extra = max(done + size.device_peak for done, size in zip(before, sizes, strict=True)) - sum(held.values())
     on_device = held | {"loading": max(0, extra)}
@@ -110,10 +112,7 @@ def explained(what: str, needs: Sequence[Need]) -> Iterator[None]:
 
 def prompt_tokens(checked: CheckedRun) -> list[int]:
     """Tokens of each turn of each prompt with all before it; answers, which are unknown, have their full length."""
-    tokenizer, new_tokens = (
-        load_tokenizer(bundled.resolve(checked.models.target)),
-        checked.settings.answers.max_new_tokens,
-    )
+    tokenizer, new_tokens = checked.tokenizer, checked.settings.answers.max_new_tokens
     return [
         min(
             len(unanswered_ids(tokenizer, prompt.turns[: turn + 1])) + turn * new_tokens + len(checked.filler.ids),

@@ -57,7 +57,8 @@ def test_a_run_with_an_encoder_measures_every_method_that_claims_it(here: Path) 
     exact = {method.label for method in file.run.methods[1:] if method.exactness != "lossy"}
     assert len(exact) >= 5
     assert {row.verdict for row in rows if row.label in exact} == {"identical"}
-    model: Any = transformers.T5ForConditionalGeneration.from_pretrained(here / "encoding").eval()
+    kind: Any = transformers.T5ForConditionalGeneration
+    model = kind.from_pretrained(here / "encoding").eval()
     prompt = target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "use_cache": False}
     expected = model.generate(torch.tensor([prompt]), **settings)[0, 1:].tolist()

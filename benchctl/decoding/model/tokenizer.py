@@ -221,6 +221,12 @@ class TargetTokenizer:
             )
         return ids
 
+    def prompt_text(self, ids: Sequence[int]) -> str:
+        """Text of a prompt with its special tokens, without a first token that the tokenizer adds to every text."""
+        added = self._tokenizer.encode("")[:1]
+        begins = 1 if added and list(ids[:1]) == added else 0
+        return str(self._tokenizer.decode(list(ids[begins:]), clean_up_tokenization_spaces=False))
+
     def begin_with_digit(self) -> list[int]:
         """The ids that go on with a number where one stands before them: with a digit, and no space before it."""
         tokens = self._tokenizer.convert_ids_to_tokens(list(range(min(self.vocabulary, len(self._tokenizer)))))
