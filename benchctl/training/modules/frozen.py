@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
@@ -24,7 +24,6 @@ from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import context_tokens, family_of
 from benchctl.decoding.model.families.t5 import decoder_start
-from benchctl.decoding.model.kernels import capped
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
@@ -34,7 +33,7 @@ from benchctl.errors import UserError
 from benchctl.registry import METHODS, Label, method_class, names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
 from benchctl.training.data.packing import Batch
-from benchctl.training.modules.objective import HeldOut, mean_loss
+from benchctl.training.modules.objective import HeldOut, head_rows, inputs_of, mean_loss
 
 
 @dataclass(frozen=True)
@@ -174,13 +173,13 @@ class BatchMaker:
             states=states,
             final=self._norm(states[-1]),
             norm=self._norm,
-            head=self._head_rows(None),
+            head=head_rows(self._target, None),
             layer=self._layer,
             rotary=self._rotate,
             stored_teacher=teacher,
             draft_ids=self.draft_ids,
             draft_rows=self._draft_rows,
-            head_rows=self._head_rows,
+            head_rows=partial(head_rows, self._target),
         )
 
     def draft_over(self, ids: Tensor | None) -> dict[str, str]:
@@ -188,19 +187,8 @@ class BatchMaker:
         if ids is None:
             return {}
         self.draft_ids = ids.to(self._device, torch.int64)
-        self._draft_rows = self._head_rows(self.draft_ids)
+        self._draft_rows = head_rows(self._target, self.draft_ids)
         return {"draft vocabulary": hashlib.sha256(ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]}
-
-    def _head_rows(self, ids: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The LM head of these tokens, or of all. It reads states of any precision: modules keep theirs in float32."""
-        head, cap = self._target.get_output_embeddings(), family_of(self._target.config).head_cap(self._target.config)
-        weight, bias = (part if part is None or ids is None else part[ids] for part in (head.weight, head.bias))
-
-        def logits(normed: Tensor) -> Tensor:
-            plain = functional.linear(normed.to(weight.dtype), weight, bias)
-            return plain if cap is None else capped(plain, cap)
-
-        return logits
 
     def _teacher_pass(self, batch: Batch) -> tuple[Sequence[Tensor], TeacherOutput | None]:
         """The residuals, and the target's predictions where a store has them."""
@@ -214,7 +202,7 @@ class BatchMaker:
         """layers + 1 residuals [rows, row_tokens, width]."""
         body = self._target.base_model
         with residuals(body.layers) as states:
-            body(input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False)
+            body(**inputs_of(self._target, batch))
         return states
 
     def _norm(self, residual: Tensor) -> Tensor:
