@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.footprint import read_bytes
-from benchctl.decoding.model.kernels import Form, Linear, Norm
+from benchctl.decoding.model.kernels import Form, Linear, NoNorm, Norm
 from benchctl.decoding.model.layers import Experts, Layer, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.measuring.check import STATIC, CheckedRun, plan_of
@@ -85,7 +85,10 @@ def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float
 
 
 def _made(block: Layer, device: str, form: Form) -> Layer:
-    """A layer with numbers, of the shapes of an outlined one; norms of heads and cross attention are left out."""
+    """A layer with numbers, of the shapes of an outlined one; norms of heads and cross attention are left out.
+
+    It rotates by table 0.
+    """
 
     def numbers(outlined: Tensor) -> Tensor:
         return torch.full(outlined.shape, 1 / outlined.shape[-1], dtype=outlined.dtype, device=device)
@@ -94,12 +97,24 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
         return Linear(numbers(outlined.weight), None, form)
 
     def norm(outlined: Norm) -> Norm:
-        return Norm(numbers(outlined.gain), 1e-6)
+        return outlined if isinstance(outlined, NoNorm) else Norm(numbers(outlined.gain), 1e-6)
+
+    def post(outlined: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
+        return norm(outlined) if isinstance(outlined, Norm) else outlined
 
     attention, mlp = block.attention, block.mlp
-    attention = replace(attention, qkv=linear(attention.qkv), out=linear(attention.out), query_norm=None, key_norm=None)
+    attention = replace(
+        attention,
+        qkv=linear(attention.qkv),
+        out=linear(attention.out),
+        query_norm=None,
+        key_norm=None,
+        rope=0,
+        post=post(attention.post),
+    )
     if isinstance(mlp, Experts):
-        made = replace(mlp, router=numbers(mlp.router), gate_up=numbers(mlp.gate_up), down=numbers(mlp.down))
+        router, gate_up, down = (numbers(weight) for weight in mlp.weights)
+        made = replace(mlp, router=router, gate_up=gate_up, down=down, post=post(mlp.post))
         return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), made)
-    mlp = replace(mlp, gate_up=linear(mlp.gate_up), down=linear(mlp.down))
+    mlp = replace(mlp, gate_up=linear(mlp.gate_up), down=linear(mlp.down), post=post(mlp.post))
     return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), mlp)
