@@ -240,7 +240,7 @@ class _Batch:
             queries, rows = project(attention, layer.attention_norm(x), rotary)
             keys, values = cache.write(index, rows, attention.window)
             grouped = queries.reshape(keys.shape[0], -1, attention.head_dim)
-            mixed = weigh(grouped, keys, values, attention.scale, cache.bias(index, attention.window))
+            mixed = weigh(attention, grouped, keys, values, cache.bias(index, attention.window))
             x = layer.finish(x, mixed.view(x.shape[0], -1))
         cache.length += 1  # the next row is written behind this one
         return x

@@ -12,7 +12,7 @@ from benchctl import bundled
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.kernels import Form, Linear, Norm
-from benchctl.decoding.model.layers import Experts, Layer, run_layers
+from benchctl.decoding.model.layers import Experts, Layer, Mlp, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.measuring.check import CheckedRun, plan_of
@@ -58,7 +58,8 @@ def duration(checked: CheckedRun) -> Duration:
 def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float]) -> tuple[float, float]:
     """Seconds of a step of one row of an outlined ``target``, and those of each row of a prompt, LM head included.
 
-    As many of its layers are made as fill 256 MiB, at least one. The head takes as long as layers of its size.
+    As many of its layers are made as fill 256 MiB, at least one. The other layers and the head take as long as layers
+    of their size.
     """
     weights = target.parameters * (2 if form == "float16" else target.dtype.itemsize)
     in_layers = sum(map(read_bytes, target.blocks))
@@ -77,7 +78,7 @@ def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float
             started_s = clock()
             run_layers(layers, 0, residual, cache, Layout(0, range(rows), None, rotary))
             seconds.append(clock() - started_s)
-        return min(seconds[1:]) * target.layers / count
+        return min(seconds[1:]) * in_layers / sum(map(read_bytes, target.blocks[:count]))
 
     return pass_s(1) * (1 + target.lm_head.weight.nbytes / in_layers), pass_s(_ROWS) / _ROWS
 
@@ -94,10 +95,29 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
     def norm(outlined: Norm) -> Norm:
         return Norm(numbers(outlined.gain), 1e-6)
 
+    def dense(outlined: Mlp) -> Mlp:
+        return replace(outlined, gate_up=linear(outlined.gate_up), down=linear(outlined.down))
+
     attention, mlp = block.attention, block.mlp
-    attention = replace(attention, qkv=linear(attention.qkv), out=linear(attention.out), query_norm=None, key_norm=None)
+    attention = replace(
+        attention,
+        qkv=linear(attention.qkv),
+        out=linear(attention.out),
+        query_norm=None,
+        key_norm=None,
+        sinks=None if attention.sinks is None else numbers(attention.sinks),
+    )
     if isinstance(mlp, Experts):
-        made = replace(mlp, router=numbers(mlp.router), gate_up=numbers(mlp.gate_up), down=numbers(mlp.down))
+        made = replace(
+            mlp,
+            router=numbers(mlp.router),
+            gate_up=numbers(mlp.gate_up),
+            down=numbers(mlp.down),
+            router_bias=None,
+            gate_up_bias=None,
+            down_bias=None,
+            shared=None if mlp.shared is None else dense(mlp.shared),
+            shared_gate=None if mlp.shared_gate is None else numbers(mlp.shared_gate),
+        )
         return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), made)
-    mlp = replace(mlp, gate_up=linear(mlp.gate_up), down=linear(mlp.down))
-    return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), mlp)
+    return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), dense(mlp))

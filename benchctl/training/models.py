@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from benchctl.decoding.model.families import family_of
 from benchctl.training.train_options import ModelShape
 
 TOKENIZER_FILES = (
@@ -52,6 +53,10 @@ def build_from_target(target: PreTrainedModel, layers: Sequence[int]) -> PreTrai
     settings["num_hidden_layers"] = len(layers)
     if settings.get("layer_types"):
         settings["layer_types"] = [settings["layer_types"][layer] for layer in layers]
+    if settings.get("mlp_only_layers") is not None:  # indices of layers, which change
+        family = family_of(target.config)
+        dense = [index for index, layer in enumerate(layers) if not family.has_experts(target.config, layer)]
+        settings |= {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     model = _from_config(type(target.config).from_dict(settings))
     source: Any = target
     own: Any = model
@@ -102,9 +107,7 @@ def parameter_count(module: nn.Module) -> int:
 
 def _from_config(config: Any) -> PreTrainedModel:
     """In float32 whatever the configuration says its weights were stored in: trained weights are kept wide."""
-    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, dtype=torch.float32, attn_implementation="sdpa"
-    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     assert isinstance(model, PreTrainedModel)
     return model
 

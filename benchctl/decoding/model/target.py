@@ -52,8 +52,8 @@ class TargetInfo:
     """Plain facts of a target, known before its weights are read.
 
     query_size, kv_size  width of all query heads, and of all key heads, of a layer together; its values are as wide
-    mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
-    experts_per_token    that a token goes to in a layer; 0 for a dense target
+    mlp_size             inner width of each layer's MLP; 0 for a mixture of experts, also where some layers are dense
+    experts_per_token    that a token goes to in a layer that has experts; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
     plain_layers         whether each layer computes what Llama's does, see Family
     """
@@ -317,6 +317,8 @@ class Target:
             yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
             yield block.mlp_norm.gain
             yield from block.mlp.weights
+            if block.attention.sinks is not None:
+                yield block.attention.sinks
         if self.encoder is not None:
             yield from self.encoder.tensors()
 

@@ -68,13 +68,20 @@ class Family:
     def head_dim(self, config: Any) -> int:
         return int(getattr(config, "head_dim", None) or config.hidden_size // self.heads(config))
 
+    def has_experts(self, config: Any, index: int) -> bool:
+        """Whether layer ``index`` has experts in place of an MLP."""
+        return False
+
+    def is_mixture(self, config: Any) -> bool:
+        return any(self.has_experts(config, index) for index in range(self.layers(config)))
+
     def mlp_size(self, config: Any) -> int:
-        """Inner width of a dense MLP; 0 for a mixture of experts."""
-        return int(config.intermediate_size)
+        """Inner width of the MLP of all layers; 0 where some have experts."""
+        return 0 if self.is_mixture(config) else int(config.intermediate_size)
 
     def experts_per_token(self, config: Any) -> int:
-        """Experts that a token goes to in a layer; 0 for a dense model."""
-        return 0
+        """Experts that a token goes to in a layer that has experts; 0 for a dense model."""
+        return int(config.num_experts_per_tok) if self.is_mixture(config) else 0
 
     def context_tokens(self, config: Any) -> int:
         """Positions the model can take; long-rope models are used within their original, unscaled context."""
