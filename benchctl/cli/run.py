@@ -93,19 +93,22 @@ def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
     checked = check(settings, lambda notice: click.echo(notice, err=True))
     needs = memory_needs(checked)
     took = duration(checked)
-    seconds = took.seconds * options.sessions
-    least_s, most_s = seconds / FASTER, seconds * SLOWER
+    seconds = took.seconds * options.sessions if took else None
+    range_s = {} if seconds is None else {"least": seconds / FASTER, "most": seconds * SLOWER}
     if options.as_json:
         memory = {need.device: {"parts": need.parts, "sum": need.bytes, "free": need.free_bytes} for need in needs}
-        click.echo(json.dumps({"memory_bytes": memory, "seconds": {"least": least_s, "most": most_s}}, indent=2))
+        click.echo(json.dumps({"memory_bytes": memory, "seconds": range_s or None}, indent=2))
         return
     labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
     click.echo(f"{labels} on {describe_target(checked)}: memory by formula, not measured.")
     for need in needs:
         click.echo(memory_table(need.parts, need.free_bytes, need.device if len(needs) > 1 else ""))
+    if took is None:
+        click.echo("time: unknown where transformers runs the layers")
+        return
     click.echo(
         f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations\n"
-        f"time: {describe_seconds(least_s)} to {describe_seconds(most_s)}, with warm-up, without loading\n"
+        f"time: {' to '.join(map(describe_seconds, range_s.values()))}, with warm-up, without loading\n"
         f"Assumed: full answers, every method as fast as the baseline, {took.step_s * 1e3:.3g} ms for a token "
         f"(calibrated now). The range is {FASTER:g} times faster to {SLOWER:g} times slower."
     )

@@ -15,7 +15,7 @@ from benchctl.decoding.model.kernels import Form, Linear, Norm
 from benchctl.decoding.model.layers import Experts, Layer, Mlp, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.measuring.check import CheckedRun, plan_of
+from benchctl.measuring.check import WHOLE, CheckedRun, plan_of
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.memory import prompt_tokens
 
@@ -35,8 +35,10 @@ class Duration:
     step_s: float
 
 
-def duration(checked: CheckedRun) -> Duration:
-    """The time of a checked run. Loading and verdicts are left out."""
+def duration(checked: CheckedRun) -> Duration | None:
+    """The time of a checked run; None where transformers runs the layers. Loading and verdicts are left out."""
+    if checked.executor == WHOLE:
+        return None
     settings, repeat = checked.settings, checked.settings.repeat
     torch.set_num_threads(settings.models.threads)
     target = outline(load_tokenizer(bundled.resolve(checked.models.target)).config, checked.dtype)

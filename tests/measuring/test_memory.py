@@ -204,6 +204,7 @@ def test_the_time_is_that_of_all_steps_and_prompts(
     tokens = memory.prompt_tokens(checked)
     assert len(tokens) == 4  # of three prompts, one of two turns
     took = duration(checked)
+    assert took is not None
     assert (took.generations, took.new_tokens) == (24, 144)
     assert took.seconds == pytest.approx((24 + 6) * (6 + 0.01 * sum(tokens) / 4))
 

@@ -23,6 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 
+_ENDLESS = 1 << 20  # tokens of a context that the configuration does not limit, as with ALiBi
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -77,18 +79,22 @@ class Family:
 
     def mlp_size(self, config: Any) -> int:
         """Inner width of the MLP of all layers; 0 where some have experts."""
-        return 0 if self.is_mixture(config) else int(config.intermediate_size)
+        size = getattr(config, "intermediate_size", 0)
+        return int(size) if isinstance(size, int) and not self.is_mixture(config) else 0
 
     def experts_per_token(self, config: Any) -> int:
         """Experts that a token goes to in a layer that has experts; 0 for a dense model."""
         return int(config.num_experts_per_tok) if self.is_mixture(config) else 0
 
     def context_tokens(self, config: Any) -> int:
-        """Positions the model can take; long-rope models are used within their original, unscaled context."""
+        """Positions the model can take. Rotations that change with the text's length end at the original context."""
         rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":
-            return int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
-        return int(config.max_position_embeddings)
+        if rope.get("rope_type") in ("longrope", "dynamic"):
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            return int(original or config.max_position_embeddings)
+        named = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        return int(next(filter(None, named), _ENDLESS))
 
     def activation(self, config: Any) -> str:
         return str(config.hidden_act)
