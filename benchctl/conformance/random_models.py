@@ -60,8 +60,10 @@ class Naive:
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., vocabulary] through final norm and head."""
-        answer: Tensor = self.model.lm_head(self.model.model.norm(states))
-        return answer
+        config = self.model.config
+        answer: Tensor = self.model.lm_head(self.model.model.norm(states)) / getattr(config, "logits_scaling", 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return answer if cap is None else cap * torch.tanh(answer / cap)
 
     def last_states(self, text: Sequence[int], depths: Sequence[int] | None = None) -> Tensor:
         """[layers + 1, width] residual of the last token before the first layer and after each; see states."""
@@ -143,7 +145,7 @@ NEW_TOKENS = 24
 
 def random_config(family: str, **settings: Any) -> Any:
     """Configuration of a tiny model of a family of transformers; ``settings`` are fields of its config."""
-    return CONFIG_MAPPING[family](**{**_COMMON, **settings})
+    return CONFIG_MAPPING[family](**copy.deepcopy({**_COMMON, **settings}))  # some configurations write into theirs
 
 
 def random_model(config: Any, seed: int, dtype: torch.dtype) -> Any:
@@ -168,7 +170,7 @@ def _roughen(model: Any) -> None:
     if model.config.tie_word_embeddings:
         # A residual that stays close to its token's embedding makes a tied head repeat that token for ever.
         scale = float(getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0))
-        offset = 1.0 if model.config.model_type == "gemma" else 0.0  # its gain is 1 + w
+        offset = 1.0 if model.config.model_type.startswith("gemma") else 0.0  # its gain is 1 + w
         model.model.embed_tokens.weight.mul_(0.1 / scale)
         model.model.norm.weight.add_(offset).mul_(10.0 * scale).sub_(offset)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchctl import bundled
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.footprint import read_bytes
-from benchctl.decoding.model.kernels import Form, Linear, Norm
+from benchctl.decoding.model.kernels import Form, Linear, NoNorm, Norm
 from benchctl.decoding.model.layers import Experts, Layer, Mlp, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer
@@ -86,7 +86,10 @@ def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float
 
 
 def _made(block: Layer, device: str, form: Form) -> Layer:
-    """A layer with numbers, of the shapes of an outlined one; norms of heads and cross attention are left out."""
+    """A layer with numbers, of the shapes of an outlined one; norms of heads and cross attention are left out.
+
+    It rotates by table 0.
+    """
 
     def numbers(outlined: Tensor) -> Tensor:
         return torch.full(outlined.shape, 1 / outlined.shape[-1], dtype=outlined.dtype, device=device)
@@ -95,10 +98,13 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
         return Linear(numbers(outlined.weight), None, form)
 
     def norm(outlined: Norm) -> Norm:
-        return Norm(numbers(outlined.gain), 1e-6)
+        return outlined if isinstance(outlined, NoNorm) else Norm(numbers(outlined.gain), 1e-6)
+
+    def post(outlined: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
+        return norm(outlined) if isinstance(outlined, Norm) else outlined
 
     def dense(outlined: Mlp) -> Mlp:
-        return replace(outlined, gate_up=linear(outlined.gate_up), down=linear(outlined.down))
+        return replace(outlined, gate_up=linear(outlined.gate_up), down=linear(outlined.down), post=post(outlined.post))
 
     attention, mlp = block.attention, block.mlp
     attention = replace(
@@ -108,6 +114,8 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
         query_norm=None,
         key_norm=None,
         sinks=None if attention.sinks is None else numbers(attention.sinks),
+        rope=0,
+        post=post(attention.post),
     )
     if isinstance(mlp, Experts):
         made = replace(
@@ -120,6 +128,7 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
             down_bias=None,
             shared=None if mlp.shared is None else dense(mlp.shared),
             shared_gate=None if mlp.shared_gate is None else numbers(mlp.shared_gate),
+            post=post(mlp.post),
         )
         return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), made)
     return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), dense(mlp))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import pytest
@@ -18,6 +18,7 @@ from refusals import refused
 from tiny import FAMILIES, VARIANTS, tiny_config, tiny_folder, tiny_model, tiny_target
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config
+from transformers.models.glm4 import modeling_glm4
 
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model import layers
@@ -38,7 +39,7 @@ PARTS = {
 
 def _norm_float64(self: Any, x: Tensor) -> Tensor:
     eps = self.eps if hasattr(self, "eps") else self.variance_epsilon
-    gain = 1.0 + self.weight if type(self).__name__ == "GemmaRMSNorm" else self.weight
+    gain = 1.0 + self.weight if type(self).__name__.startswith("Gemma") else self.weight
     return cast(Tensor, x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gain)
 
 
@@ -50,8 +51,37 @@ def _route_float64(self: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return router_logits, weights, experts
 
 
+def _attend_float64(
+    module: Any,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scaling: float,
+    softcap: float | None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    keys, values = (part.repeat_interleave(module.num_key_value_groups, 1) for part in (keys, values))
+    scores = queries @ keys.mT * scaling
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    return ((scores + mask).softmax(-1) @ values).transpose(1, 2), None
+
+
+def _with_globals(module: Any, **others: Any) -> None:
+    """Let the module's forward call these functions in place of those of its file."""
+    forward = type(module).forward
+    function = FunctionType(
+        forward.__code__, {**forward.__globals__, **others}, None, forward.__defaults__, forward.__closure__
+    )
+    function.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = MethodType(function, module)
+
+
 def float64_throughout(model: Any) -> Any:
-    """transformers keeps norms, routers and Gemma's scale in float32 whatever the dtype of the model; not here."""
+    """transformers keeps norms, routers and Gemma's scale in float32 whatever the dtype of the model; not here.
+
+    So it does with the rotation of ERNIE, which is GLM's, and with the softmax of Gemma 2.
+    """
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(_norm_float64, module)
@@ -61,6 +91,10 @@ def float64_throughout(model: Any) -> Any:
             module.forward = MethodType(_route_float64, module)
         if hasattr(module, "embed_scale"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+        if type(module).__name__ == "Ernie4_5Attention":
+            _with_globals(module, apply_rotary_pos_emb=modeling_glm4.apply_rotary_pos_emb)
+        if type(module).__name__ == "Gemma2Attention":
+            _with_globals(module, eager_attention_forward=_attend_float64)
     return model
 
 
@@ -162,7 +196,10 @@ def test_random_models_are_varied_enough_to_show_a_wrong_forward(family: str) ->
     assert (best[:, 0] - best[:, 1]).median() > 0.2
 
 
-@pytest.mark.parametrize("variant", [*(v for v in VARIANTS if v.endswith("window")), "gpt_oss"])
+ALL_WINDOWS = [*(v for v in VARIANTS if v.endswith("window")), "olmo3", "gemma2", "gemma3_text", "gpt_oss"]
+
+
+@pytest.mark.parametrize("variant", ALL_WINDOWS)
 def test_windows_matter_in_these_models(variant: str) -> None:
     windowless = tiny_model(variant, dtype=torch.float64, sliding_window=None)
     target, their_logits = exact(variant)
@@ -260,7 +297,7 @@ DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     [
         (tiny_config("gemma", use_bidirectional_attention=True), "unsupported_attention", ""),
         (GPT2Config(), "unknown_family", "gpt2"),
-        (tiny_config("llama", hidden_act="relu2"), "unsupported_activation", "relu2"),
+        (tiny_config("llama", hidden_act="mish"), "unsupported_activation", "mish"),
         # Its keys change with the length of the text.
         (tiny_config("llama", rope_parameters=DYNAMIC_ROPE), "unsupported_rope", "dynamic"),
     ],

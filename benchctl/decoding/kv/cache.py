@@ -209,6 +209,8 @@ class Layout:
                  numbers are no positions
     tokens       ids of the rows of this pass, where they stand for tokens of a text
     last_only    whether nothing but the last row's result is read
+    rotary       [positions, head_dim / 2] rotations, table 0
+    more_rotary  tables 1 and on, for targets whose layers rotate differently
     choose       if given, called for each layer with its index and the queries of its rows, before they look: it may
                  still write slots before the first open row
     """
@@ -220,6 +222,7 @@ class Layout:
         ancestors: Sequence[Sequence[int]] | None,
         rotary: Tensor,
         skip: int = 0,
+        more_rotary: Sequence[Tensor] = (),
     ) -> None:
         self.start = base + skip
         self.rows = len(positions) - skip
@@ -240,7 +243,8 @@ class Layout:
         self.last_only = False
         self.choose: Callable[[int, Tensor], None] | None = None
         self.rotary = rotary[index].unsqueeze(1)
-        self._turns: Tensor | None = None
+        self._index, self._more_rotary = index, more_rotary
+        self._turns: dict[int, Tensor] = {}
         self._bias: dict[tuple[int | None, int], Tensor] = {}
 
     @property
@@ -253,13 +257,17 @@ class Layout:
         """The position of each row of this pass."""
         return self._positions[self._skip :]
 
-    def turns(self, rotated: int, heads: int) -> Tensor:
-        """[rows, heads * head_dim / 2] rotations of the first ``rotated`` heads, and 1 for the others."""
-        if self._turns is None:
+    def turn(self, rope: int) -> Tensor:
+        """[rows, 1, head_dim / 2] rotations of the rows by table ``rope``."""
+        return self._more_rotary[rope - 1][self._index].unsqueeze(1) if rope else self.rotary
+
+    def turns(self, rotated: int, heads: int, rope: int = 0) -> Tensor:
+        """[rows, heads * head_dim / 2] rotations of the first ``rotated`` heads by table ``rope``; 1 for the others."""
+        if rope not in self._turns:
             pairs = self.rotary.shape[-1]
-            self._turns = self.rotary.new_ones(self.rows, heads, pairs)
-            self._turns[:, :rotated] = self.rotary
-        return self._turns.view(self.rows, -1)
+            self._turns[rope] = self.rotary.new_ones(self.rows, heads, pairs)
+            self._turns[rope][:, :rotated] = self.turn(rope)
+        return self._turns[rope].view(self.rows, -1)
 
     def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
         """[copies * rows, slots], or [1, slots] for all: 0 where a row may look, else -inf; None for 0 everywhere."""

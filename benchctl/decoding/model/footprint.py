@@ -40,15 +40,13 @@ def products(block: Layer) -> Iterator[Linear]:
 
 def read_bytes(block: Layer) -> int:
     """Of the weights that a row reads in a layer, each once: of experts those that a token goes to."""
-    attention, mlp = block.attention, block.mlp
-    norms = (block.attention_norm, block.mlp_norm, attention.query_norm, attention.key_norm)
-    size = sum(norm.gain.nbytes for norm in norms if norm is not None)
+    mlp, size = block.mlp, sum(norm.gain.nbytes for norm in block.norms)
     for product in products(block):
         size += product.weight_bytes + (0 if product.bias is None else product.bias.nbytes)
     if isinstance(mlp, Experts):
         size += _bytes(mlp.router, mlp.router_bias, mlp.shared_gate)
         size += _bytes(mlp.gate_up, mlp.down, mlp.gate_up_bias, mlp.down_bias) * mlp.top_k // len(mlp.gate_up)
-    return size + _bytes(attention.sinks)
+    return size + _bytes(block.attention.sinks)
 
 
 def _bytes(*tensors: Tensor | None) -> int:

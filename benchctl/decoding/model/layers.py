@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Encoded, Layout
-from benchctl.decoding.model.kernels import Linear, Norm
+from benchctl.decoding.model.kernels import Linear, NoNorm, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
 _FEW_ROWS = 16
@@ -28,8 +28,10 @@ _MOST_SCORES = 1 << 24  # held at a time where the fused kernel cannot be used
 class Attention:
     """Weights of one attention sub-layer; qkv gives queries, keys, values, heads interleaved for the complex rotary.
 
-    sinks  [heads] a score of each head for a slot that has no value, next to those of the slots that a row sees
-    post   changes the result before it is added to the residual, for example a norm
+    rope     number of the rotary table that turns queries and keys, see Layout
+    softcap  scores become softcap * tanh(score / softcap)
+    sinks    [heads] a score of each head for a slot that has no value, next to those of the slots that a row sees
+    post     changes the result before it is added to the residual, for example a norm
     """
 
     qkv: Linear
@@ -43,6 +45,8 @@ class Attention:
     norm_per_head: bool = True
     clip: float | None = None
     window: int | None = None
+    rope: int = 0
+    softcap: float | None = None
     sinks: Tensor | None = None
     post: Callable[[Tensor], Tensor] | None = None
 
@@ -180,6 +184,14 @@ class Layer:
     cross: CrossAttention | None = None
     parallel: bool = False
 
+    @property
+    def norms(self) -> list[Norm]:
+        """All norms that have weights, those of queries, keys and results included."""
+        attention = self.attention
+        places = (self.attention_norm, attention.query_norm, attention.key_norm, attention.post)
+        all_places = (*places, self.mlp_norm, self.mlp.post)
+        return [norm for norm in all_places if isinstance(norm, Norm) and not isinstance(norm, NoNorm)]
+
     def finish(self, x: Tensor, mixed: Tensor, mlp: bool = True, encoded: Encoded | None = None) -> Tensor:
         """The residual behind the layer, of ``x`` before it and what attention ``mixed``; see Attention.add_to.
 
@@ -202,7 +214,7 @@ def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, lay
     rows, groups = queries.shape[0], attention.heads // attention.kv_heads
     if rows <= _FEW_ROWS:
         return _mix_batched(attention, queries, keys, values, layout.bias(attention.window, queries.dtype, groups))
-    if attention.sinks is None:
+    if attention.softcap is None and attention.sinks is None:
         mixed = F.scaled_dot_product_attention(
             queries.transpose(0, 1)[None],
             keys[None],
@@ -212,7 +224,7 @@ def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, lay
             enable_gqa=groups != 1,
         )
         return mixed[0].transpose(0, 1).reshape(rows, -1)
-    # The fused kernel knows no sinks. Some rows at a time: the scores of all rows of a long prompt take gigabytes.
+    # The fused kernel has neither soft caps nor sinks. Some rows at a time: all scores of a long prompt take gigabytes.
     bias = layout.bias(attention.window, queries.dtype)
     count, parts = max(1, _MOST_SCORES // (attention.heads * keys.shape[1])), []
     for first in range(0, rows, count):
@@ -289,10 +301,14 @@ def weigh(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, b
 
     ``bias``, of a shape that spreads to [heads, rows, slots], is -inf where a row may not look.
     """
-    if bias is None:  # beta=0 ignores the summand
-        scores = torch.baddbmm(_nothing(queries.dtype, queries.device), queries, keys.mT, beta=0, alpha=attention.scale)
+    scale, softcap = attention.scale, attention.softcap
+    if bias is None or softcap is not None:  # beta=0 ignores the summand
+        scores = torch.baddbmm(_nothing(queries.dtype, queries.device), queries, keys.mT, beta=0, alpha=scale)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
+            scores = scores if bias is None else scores.add_(bias)
     else:
-        scores = torch.baddbmm(bias, queries, keys.mT, alpha=attention.scale)
+        scores = torch.baddbmm(bias, queries, keys.mT, alpha=scale)
     if attention.sinks is not None:
         scores = torch.cat((scores, _spread(attention, *queries.shape[:2])), -1)
     if values.dtype in (torch.float32, torch.float64):
@@ -329,12 +345,12 @@ def run_layers(
     ``normed`` [rows, inputs] is read by the first attention instead of its norm of ``x``; without ``mlps`` these are
     skipped.
     """
-    rotary, attention = layout.rotary, layers[0].attention
-    if x.dtype in (torch.float32, torch.float64):
-        rotated = attention.heads + attention.kv_heads
-        rotary = layout.turns(rotated, rotated + attention.kv_heads)
+    first_attention = layers[0].attention
+    rope, rotary = first_attention.rope, _turns(first_attention, x.dtype, layout)
     opened = cache.open(first, first + len(layers), layout.start, layout.rows)
     for index, (layer, slots) in enumerate(zip(layers, opened, strict=True), first):
+        if layer.attention.rope != rope:
+            rope, rotary = layer.attention.rope, _turns(layer.attention, x.dtype, layout)
         queries, kv = project(layer.attention, layer.attention_norm(x) if normed is None else normed, rotary)
         normed = None
         slots.new.copy_(kv)  # rows see their own keys and values too
@@ -343,6 +359,14 @@ def run_layers(
         encoded = None if layer.cross is None else cache.encoded[index]
         x = layer.finish(x, mix(layer.attention, queries, slots.keys, slots.values, layout), mlps, encoded)
     return x
+
+
+def _turns(attention: Attention, dtype: torch.dtype, layout: Layout) -> Tensor:
+    """The rotations that `project` takes for rows of this ``dtype``."""
+    if dtype not in (torch.float32, torch.float64):
+        return layout.turn(attention.rope)
+    rotated = attention.heads + attention.kv_heads
+    return layout.turns(rotated, rotated + attention.kv_heads, attention.rope)
 
 
 class Parts(NamedTuple):
@@ -383,13 +407,16 @@ class Filler:
         if key_norm is not None and attentions[0].norm_per_head:
             key_norm.gain = key_norm.gain.unsqueeze(1)  # [layers, 1, head_dim] for keys [layers, kv_heads, head_dim]
         self._attention = replace(attentions[0], heads=0, query_norm=None, key_norm=key_norm)
+        self._ropes = [attention.rope for attention in attentions]
+        self._one_rope = len(set(self._ropes)) == 1
 
     def fill(self, states: Tensor, cache: Cache, layout: Layout) -> None:
         """Those of the layout's one row, in each layer from its own of ``states`` [layers, width]."""
         normed = self._norm(states).unsqueeze(1)  # [layers, 1, width], each by the gain of its layer
         flat = torch.cat([product(x) for product, x in zip(self._products, normed, strict=True)])
-        # To `finish` the layers are rows: all keys turn by the rotation of the row's one position.
-        held = finish(self._attention, flat, layout.rotary)[1]
+        # To `finish` the layers are rows: keys turn by the rotation of the row's one position in the layer's table.
+        turn = layout.turn(self._ropes[0]) if self._one_rope else torch.cat([layout.turn(rope) for rope in self._ropes])
+        held = finish(self._attention, flat, turn)[1]
         for index in range(states.shape[0]):
             cache.write(self._first + index, layout.start, held[:, index : index + 1])
 

@@ -128,6 +128,7 @@ class Target:
         self._fillers: dict[int, Filler] = {}
         self._kv_products: list[Linear] = []  # of each layer, for keys and values only
         self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
+        self.more_rotary = parts.more_rotary
         self.vocabulary: int = parts.lm_head.out_features
         self.encoder = parts.encoder
 
@@ -219,8 +220,8 @@ class Target:
         """What tells apart models that come without safetensors."""
         yield from (self.embedding, self.lm_head.weight, self.final_norm.gain)
         for block in self.blocks:
-            yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
-            yield block.mlp_norm.gain
+            yield from (block.attention.qkv.weight, block.attention.out.weight)
+            yield from (norm.gain for norm in block.norms)
             yield from block.mlp.weights
             if block.attention.sinks is not None:
                 yield block.attention.sinks
@@ -244,7 +245,7 @@ class Target:
         """Residual before the first layer, [rows, width]."""
         ids = torch.tensor(list(tokens), device=self.device)
         rows = F.embedding(ids, self.embedding).to(self.dtype)
-        return rows if self._embedding_scale == 1.0 else rows * rows.new_tensor(self._embedding_scale)
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def layout(
         self,
@@ -253,7 +254,7 @@ class Target:
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
     ) -> Layout:
-        where = (base, positions, ancestors, self.rotary, skip)
+        where = (base, positions, ancestors, self.rotary, skip, self.more_rotary)
         return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
@@ -277,7 +278,7 @@ class Target:
         """The LM head for tokens ``ids`` [k] only: normed rows [rows, width] to their logits [rows, k]. It copies."""
         if self.form == "float16" and self._tied and self.lm_head.bias is None:
             # The embedding has the same weights, and is not packed: to unpack the head takes longer than a pass.
-            return Linear(self.embedding[ids.to(self.device)].to(self.dtype), None, self.form)
+            return self.lm_head.like(self.embedding[ids.to(self.device)].to(self.dtype), None, self.form)
         return self.lm_head.rows(ids)
 
     def head_table(self) -> Tensor:
@@ -318,7 +319,8 @@ def llama_rotary(settings: Mapping[str, Any], positions: int, like: Tensor) -> T
     config = LlamaConfig(**settings)
     check_family(config)
     rotary_emb = LlamaRotaryEmbedding(config).to(like.device)
-    return rotations(rotary_emb, family_of(config).head_dim(config), positions, like)
+    pairs = int(rotary_emb.inv_freq.numel())
+    return rotations(rotary_emb, pairs, family_of(config).head_dim(config), positions, like)
 
 
 def outline(config: Any, dtype: str = "float32") -> Target:

@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import context_tokens, family_of
-from benchctl.decoding.model.families.t5 import decoder_start, head_scale
+from benchctl.decoding.model.families.t5 import decoder_start
+from benchctl.decoding.model.kernels import capped
 from benchctl.decoding.model.layers import Layer
 from benchctl.decoding.model.loading import DTYPES, check_complete, quiet
 from benchctl.decoding.model.target import Target, TargetInfo
@@ -133,7 +134,8 @@ def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenT
     What decoding makes of the weights, only to be asked who the target is, is made and dropped on the CPU: a GPU never
     holds both.
     """
-    options = {"dtype": DTYPES[dtype], "attn_implementation": "sdpa", "output_loading_info": True}
+    options = {"dtype": DTYPES[dtype], "output_loading_info": True}
+    options["attn_implementation"] = family_of(files.config).training_attention
     with quiet() if isinstance(files.path, Path) else nullcontext():  # a download keeps its bar
         kind = AutoModelForSeq2SeqLM if files.tokenizer.is_encoder_decoder else AutoModelForCausalLM
         model, loading = from_pretrained(kind, files.path, **options)
@@ -193,9 +195,14 @@ class BatchMaker:
 
     def _head_rows(self, ids: Tensor | None) -> Callable[[Tensor], Tensor]:
         """The LM head of these tokens, or of all. It reads states of any precision: modules keep theirs in float32."""
-        head = self._target.get_output_embeddings()
+        head, cap = self._target.get_output_embeddings(), family_of(self._target.config).head_cap(self._target.config)
         weight, bias = (part if part is None or ids is None else part[ids] for part in (head.weight, head.bias))
-        return lambda normed: functional.linear(normed.to(weight.dtype), weight, bias)
+
+        def logits(normed: Tensor) -> Tensor:
+            plain = functional.linear(normed.to(weight.dtype), weight, bias)
+            return plain if cap is None else capped(plain, cap)
+
+        return logits
 
     def _teacher_pass(self, batch: Batch) -> tuple[Sequence[Tensor], TeacherOutput | None]:
         """The residuals, and the target's predictions where a store has them."""
@@ -214,7 +221,8 @@ class BatchMaker:
 
     def _norm(self, residual: Tensor) -> Tensor:
         normed: Tensor = self._target.base_model.norm(residual)
-        return normed
+        scale = family_of(self._target.config).head_scale(self._target.config)
+        return normed if scale == 1.0 else normed * scale
 
     def _layer(self, index: int) -> Layer:
         """Read when first asked for: its products are copies, and no method needs all of a large target's layers."""
@@ -225,7 +233,7 @@ class BatchMaker:
     def _rotate(self, positions: Tensor) -> Tensor:
         if self._rotary is None:
             config, weight = self._target.config, self._target.get_input_embeddings().weight
-            self._rotary = family_of(config).rotary(self._target, context_tokens(config), weight.dtype)
+            self._rotary = family_of(config).tables(self._target, context_tokens(config), weight.dtype)[0]
         return self._rotary[positions]
 
 
@@ -338,7 +346,7 @@ class EncoderBatches(BatchMaker):
 
     def _norm(self, residual: Tensor) -> Tensor:
         normed: Tensor = self._target.decoder.final_layer_norm(residual)
-        return normed * head_scale(self._target.config)
+        return normed * family_of(self._target.config).head_scale(self._target.config)
 
     def _layer(self, index: int) -> NoReturn:
         raise UserError(

@@ -289,7 +289,7 @@ class StoredBatches(BatchMaker):
             batch = batch_of(part, width, 0).to(self._device)
             with torch.autocast(self._device.type, enabled=False):
                 states = self._states(batch)
-                teacher = top_and_normalizer(self._target.get_output_embeddings(), self._norm(states[-1]))
+                teacher = top_and_normalizer(self._head_rows(None), self._norm(states[-1]))
             for line, row in enumerate(part):
                 end = 0
                 for piece in row:

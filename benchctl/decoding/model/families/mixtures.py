@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchctl.decoding.model.families.family import ACTIVATIONS, Family, read_mlp, rotations
+from benchctl.decoding.model.families.family import ACTIVATIONS, Family, LayerTypes, read_mlp, read_norm
 from benchctl.decoding.model.kernels import Form, Norm
 from benchctl.decoding.model.layers import Attention, Experts, Mlp, gated
 
@@ -78,31 +78,18 @@ class Qwen2Moe(Qwen3Moe):
         return replace(mlp, shared=shared, shared_gate=module.shared_expert_gate.weight.detach())
 
 
-class GptOss(Mixture):
-    """gpt-oss: attention has sinks, a list names the layers with a window, and experts have biases."""
+class GptOss(Mixture, LayerTypes):
+    """gpt-oss: attention has sinks, and experts have biases."""
 
     types = ("gpt_oss",)
-    plain_layers = False
-
-    def window(self, config: Any, index: int) -> int | None:
-        return config.sliding_window if config.layer_types[index] == "sliding_attention" else None
-
-    def rotary(self, model: Any, positions: int, dtype: torch.dtype) -> Tensor:
-        def doubled(*probe_and_positions: Tensor) -> tuple[Tensor, ...]:
-            """Other families' modules give each angle twice, this one's once."""
-            return tuple(torch.cat((part, part), -1) for part in model.model.rotary_emb(*probe_and_positions))
-
-        like = model.model.embed_tokens.weight.new_empty(0, dtype=dtype)
-        return rotations(doubled, self.head_dim(model.config), positions, like)
+    training_attention = "eager"
 
     def read_attention(self, model: Any, index: int, form: Form) -> Attention:
         sinks = model.model.layers[index].self_attn.sinks.detach()
         return replace(super().read_attention(model, index, form), sinks=sinks)
 
     def read_norm(self, module: Any, order: Tensor | None = None) -> Norm:
-        """Its gain multiplies half-precision rows before they are rounded."""
-        norm = super().read_norm(module, order)
-        return norm.scaled(torch.ones_like(norm.gain, dtype=torch.promote_types(norm.gain.dtype, torch.float32)))
+        return read_norm(module, order, wide=True)
 
     def read_mlp(self, module: Any, config: Any, form: Form) -> Experts:
         experts, router = module.experts, module.router
