@@ -165,6 +165,8 @@ def _roughen(model: Any) -> None:
             parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
         elif name.endswith("bias"):
             parameter.normal_(0.0, 0.3)
+        elif name.endswith("sinks"):
+            parameter.normal_(0.0, 2.0)  # some take most of a head's attention
     if model.config.tie_word_embeddings:
         # A residual that stays close to its token's embedding makes a tied head repeat that token for ever.
         scale = float(getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0))

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.kernels import Form, Linear, NoNorm, Norm
-from benchctl.decoding.model.layers import Experts, Layer, run_layers
+from benchctl.decoding.model.layers import Experts, Layer, Mlp, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.measuring.check import STATIC, CheckedRun, plan_of
 from benchctl.measuring.clock import Clock
@@ -60,7 +60,8 @@ def duration(checked: CheckedRun) -> Duration:
 def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float]) -> tuple[float, float]:
     """Seconds of a step of one row of an outlined ``target``, and those of each row of a prompt, LM head included.
 
-    As many of its layers are made as fill 256 MiB, at least one. The head takes as long as layers of its size.
+    As many of its layers are made as fill 256 MiB, at least one. The other layers and the head take as long as layers
+    of their size.
     """
     weights = target.parameters * (2 if form == "float16" else target.dtype.itemsize)
     in_layers = sum(map(read_bytes, target.blocks))
@@ -79,7 +80,7 @@ def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float
             started_s = clock()
             run_layers(layers, 0, residual, cache, Layout(0, range(rows), None, rotary))
             seconds.append(clock() - started_s)
-        return min(seconds[1:]) * target.layers / count
+        return min(seconds[1:]) * in_layers / sum(map(read_bytes, target.blocks[:count]))
 
     return pass_s(1) * (1 + target.lm_head.weight.nbytes / in_layers), pass_s(_ROWS) / _ROWS
 
@@ -102,6 +103,9 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
     def post(outlined: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
         return norm(outlined) if isinstance(outlined, Norm) else outlined
 
+    def dense(outlined: Mlp) -> Mlp:
+        return replace(outlined, gate_up=linear(outlined.gate_up), down=linear(outlined.down), post=post(outlined.post))
+
     attention, mlp = block.attention, block.mlp
     attention = replace(
         attention,
@@ -109,12 +113,22 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
         out=linear(attention.out),
         query_norm=None,
         key_norm=None,
+        sinks=None if attention.sinks is None else numbers(attention.sinks),
         rope=0,
         post=post(attention.post),
     )
     if isinstance(mlp, Experts):
-        router, gate_up, down = (numbers(weight) for weight in mlp.weights)
-        made = replace(mlp, router=router, gate_up=gate_up, down=down, post=post(mlp.post))
+        made = replace(
+            mlp,
+            router=numbers(mlp.router),
+            gate_up=numbers(mlp.gate_up),
+            down=numbers(mlp.down),
+            router_bias=None,
+            gate_up_bias=None,
+            down_bias=None,
+            shared=None if mlp.shared is None else dense(mlp.shared),
+            shared_gate=None if mlp.shared_gate is None else numbers(mlp.shared_gate),
+            post=post(mlp.post),
+        )
         return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), made)
-    mlp = replace(mlp, gate_up=linear(mlp.gate_up), down=linear(mlp.down), post=post(mlp.post))
-    return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), mlp)
+    return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), dense(mlp))

@@ -54,6 +54,10 @@ def build_from_target(target: PreTrainedModel, layers: Sequence[int]) -> PreTrai
     for by_layer in ("layer_types", "no_rope_layers"):
         if settings.get(by_layer):
             settings[by_layer] = [settings[by_layer][layer] for layer in layers]
+    if settings.get("mlp_only_layers") is not None:  # indices of layers, which change
+        family = family_of(target.config)
+        dense = [index for index, layer in enumerate(layers) if not family.has_experts(target.config, layer)]
+        settings |= {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     model = _from_config(type(target.config).from_dict(settings))
     source: Any = target
     own: Any = model

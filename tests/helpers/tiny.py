@@ -35,6 +35,16 @@ _LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 40}
+_GPT_OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+    "swiglu_limit": 1.0,  # half of the values lie beyond it
+    "sliding_window": 6,
+    "rope_parameters": {**_YARN, "truncate": False},
+}
 _SLIDING_FIRST = ["sliding_attention", "full_attention", "sliding_attention"]
 # Linear scaling on one of the two types of layers, and two bases.
 _TWO_TABLES = {
@@ -61,6 +71,9 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 8, "num_key_value_heads": 1}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
     "mixtral": ("mixtral", MIXTRAL),
+    "qwen3_moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT),
+    "gpt_oss": ("gpt_oss", {**_GPT_OSS, "head_dim": 16}),
     "seed_oss": ("seed_oss", {"head_dim": 16}),
     "arcee": ("arcee", {"head_dim": 8}),
     "ernie4_5": ("ernie4_5", {"head_dim": 16}),
@@ -95,6 +108,37 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral_window": (
         "mixtral",
         {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 24, "sliding_window": 6},
+    ),
+    "qwen3_moe_dense_first_window": (
+        "qwen3_moe",
+        {**_EXPERTS, "head_dim": 8, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 6},
+    ),
+    "qwen3_moe_every_second": ("qwen3_moe", {**_EXPERTS, "decoder_sparse_step": 2, "attention_bias": True}),
+    "qwen3_moe_dense": ("qwen3_moe", {**_EXPERTS, "mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True}),
+    "qwen2_moe_dense_second_window": (
+        "qwen2_moe",
+        {
+            **_SHARED_EXPERT,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt_oss_biasless": (
+        "gpt_oss",
+        {
+            **_GPT_OSS,
+            "num_experts_per_tok": 1,
+            "head_dim": 8,
+            "num_key_value_heads": 1,
+            "attention_bias": False,
+            "sliding_window": 9,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": True,
+        },
     ),
     "seed_oss_biases": (
         "seed_oss",

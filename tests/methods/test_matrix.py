@@ -52,7 +52,13 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build, builtin_names, method_class, parse_label
 
-OTHER_MODELS = (("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
+OTHER_MODELS = (
+    ("qwen3", 2),
+    ("mixtral", 3),
+    ("mistral_window", 4),
+    ("qwen2_window", 5),
+    ("qwen3_moe_dense_first_window", 6),
+)
 MODELS = (("llama", 0), *(pytest.param(*model, marks=pytest.mark.slow) for model in OTHER_MODELS))
 FIRST = {parse_label(label).name: label for label in (*EXACT, *LOSSY)[::-1]}.values()  # one label of each method
 CONDUCT = [name for name in ON_A_TARGET if name not in ("greedy", "sampled", "engaged")]
@@ -171,7 +177,7 @@ def test_limits_stops_prompts_seeds_batches_change_nothing(label: str, family: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
+@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen3_moe_every_second"])
 @pytest.mark.parametrize("label", OF_EXPERTS)
 def test_a_method_for_mixtures_of_experts_passes_on_them(label: str, family: str, tmp_path: Path) -> None:
     assert build(label).unsupported(pair("llama").target.info) is not None

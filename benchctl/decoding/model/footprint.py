@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.layers import Experts, Layer, Mlp
@@ -26,9 +27,14 @@ class Footprint:
     host_peak: int
 
 
+def dense_mlp(block: Layer) -> Mlp | None:
+    """The MLP that every row goes through, which may be the shared one of a mixture of experts."""
+    return block.mlp.shared if isinstance(block.mlp, Experts) else block.mlp
+
+
 def products(block: Layer) -> Iterator[Linear]:
-    """The weight products of a layer, apart from those of experts."""
-    for part in (block.attention, block.mlp, block.cross):
+    """The weight products of a layer, apart from those of experts that only some rows go to."""
+    for part in (block.attention, dense_mlp(block), block.cross):
         yield from (value for value in vars(part or object).values() if isinstance(value, Linear))
 
 
@@ -38,8 +44,13 @@ def read_bytes(block: Layer) -> int:
     for product in products(block):
         size += product.weight_bytes + (0 if product.bias is None else product.bias.nbytes)
     if isinstance(mlp, Experts):
-        size += mlp.router.nbytes + (mlp.gate_up.nbytes + mlp.down.nbytes) * mlp.top_k // len(mlp.gate_up)
-    return size
+        size += _bytes(mlp.router, mlp.router_bias, mlp.shared_gate)
+        size += _bytes(mlp.gate_up, mlp.down, mlp.gate_up_bias, mlp.down_bias) * mlp.top_k // len(mlp.gate_up)
+    return size + _bytes(block.attention.sinks)
+
+
+def _bytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def footprint(target: Target, device: str, weights: str = "auto") -> Footprint:
@@ -61,7 +72,7 @@ def footprint(target: Target, device: str, weights: str = "auto") -> Footprint:
     file = target.parameters * stored.itemsize
     read = file + plain * converted
     joined = sum(block.attention.qkv.weight.nbytes for block in target.blocks)
-    joined += sum(block.mlp.gate_up.weight.nbytes for block in target.blocks if isinstance(block.mlp, Mlp))
+    joined += sum(mlp.gate_up.weight.nbytes for mlp in map(dense_mlp, target.blocks) if mlp is not None)
     if device != "cpu":
         return Footprint(plain, plain + joined // target.layers, read)
     if forms(target, device, weights) == 1:

@@ -21,15 +21,17 @@ from benchctl.decoding.model.kernels import Linear, NoNorm, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
 _FEW_ROWS = 16
+_MOST_SCORES = 1 << 24  # held at a time where the fused kernel cannot be used
 
 
 @dataclass(frozen=True)
 class Attention:
     """Weights of one attention sub-layer; qkv gives queries, keys, values, heads interleaved for the complex rotary.
 
-    post     changes the result before it is added to the residual, for example a norm
     rope     number of the rotary table that turns queries and keys, see Layout
     softcap  scores become softcap * tanh(score / softcap)
+    sinks    [heads] a score of each head for a slot that has no value, next to those of the slots that a row sees
+    post     changes the result before it is added to the residual, for example a norm
     """
 
     qkv: Linear
@@ -45,6 +47,7 @@ class Attention:
     window: int | None = None
     rope: int = 0
     softcap: float | None = None
+    sinks: Tensor | None = None
     post: Callable[[Tensor], Tensor] | None = None
 
     def add_to(self, residual: Tensor, mixed: Tensor) -> Tensor:
@@ -91,26 +94,55 @@ Fetch = Callable[[Sequence[int], Tensor], Iterator[ExpertWeights]]
 """The experts that are needed, one by one; of the residual [rows, width] that their answers will be added to."""
 
 
+def gated(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """act(gate) * up of a joined product [rows, 2 f] with gate first."""
+
+    def apply(joined: Tensor) -> Tensor:
+        gate, up = joined.chunk(2, dim=-1)
+        return act(gate) * up
+
+    return apply
+
+
 @dataclass(frozen=True)
 class Experts:
-    """Mixture of experts: router [experts, width], gate_up [experts, 2 f, width], down [experts, width, f]."""
+    """Mixture of experts: router [experts, width], gate_up [experts, 2 f, width], down [experts, width, f].
+
+    inner        [rows, f] of the product with gate_up [rows, 2 f]
+    router_bias, gate_up_bias, down_bias
+                 [experts], [experts, 2 f] and [experts, width]; they are small, and stay resident
+    shared       an MLP for every row, whose result sigmoid(shared_gate x) multiplies; shared_gate [1, width]
+    fetch        hands out experts that are not resident
+    post         as in Attention
+    """
 
     router: Tensor
     gate_up: Tensor
     down: Tensor
-    act: Callable[[Tensor], Tensor]
+    inner: Callable[[Tensor], Tensor]
     top_k: int
     renormalise: bool
-    fetch: Fetch | None = None  # of experts that are not resident
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    shared: Mlp | None = None
+    shared_gate: Tensor | None = None
+    fetch: Fetch | None = None
     post: Callable[[Tensor], Tensor] | None = None
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        return (self.router, self.gate_up, self.down)
+        more = (self.router_bias, self.gate_up_bias, self.down_bias, self.shared_gate)
+        shared = () if self.shared is None else self.shared.weights
+        return (self.router, self.gate_up, self.down, *(each for each in more if each is not None), *shared)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[..., experts] of the router, for ``x`` [..., width]."""
+        return F.linear(x, self.router, self.router_bias)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and indices [rows, top_k] of the experts each row goes to."""
-        probs = F.linear(x, self.router).softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32))
+        probs = self.logits(x).softmax(-1, dtype=torch.promote_types(x.dtype, torch.float32))
         weights, experts = probs.topk(self.top_k, dim=-1)
         if self.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -119,17 +151,23 @@ class Experts:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         weights, experts = self.route(x)
         result = torch.zeros_like(x)
+        if self.shared is not None and self.shared_gate is not None:
+            result = self.shared.add_to(result, x) * F.linear(x, self.shared_gate).sigmoid()
         # Expert by expert: its weights are read once, for all rows that go to it.
         for expert in (self.fetch or self._resident)(sorted(set(experts.flatten().tolist())), residual):
             row, slot = torch.where(experts == expert.number)
-            gate, up = F.linear(x[row], expert.gate_up).chunk(2, dim=-1)
-            answer = F.linear(self.act(gate) * up, expert.down)
+            inner = self.inner(F.linear(x[row], expert.gate_up, _row(self.gate_up_bias, expert.number)))
+            answer = F.linear(inner, expert.down, _row(self.down_bias, expert.number))
             result.index_add_(0, row, answer * weights[row, slot, None])
         return residual + (result if self.post is None else self.post(result))
 
     def _resident(self, needed: Sequence[int], residual: Tensor) -> Iterator[ExpertWeights]:
         for number in needed:
             yield ExpertWeights(number, self.gate_up[number], self.down[number])
+
+
+def _row(table: Tensor | None, index: int) -> Tensor | None:
+    return None if table is None else table[index]
 
 
 @dataclass(frozen=True)
@@ -168,14 +206,15 @@ class Layer:
     def gate_logits(self, state: Tensor) -> Tensor:
         """[..., experts] of the layer's own norm and gate, where it has experts, for ``state`` [..., width]."""
         assert isinstance(self.mlp, Experts), "a mixture of experts"
-        return F.linear(self.mlp_norm(state), self.mlp.router)
+        return self.mlp.logits(self.mlp_norm(state))
 
 
 def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, layout: Layout) -> Tensor:
     """[rows, heads * head_dim]: for each row of queries [rows, heads, head_dim] the values it sees, weighted."""
-    rows, kv_heads, head_dim = queries.shape[0], attention.kv_heads, attention.head_dim
-    groups = attention.heads // kv_heads
-    if rows > _FEW_ROWS and attention.softcap is None:
+    rows, groups = queries.shape[0], attention.heads // attention.kv_heads
+    if rows <= _FEW_ROWS:
+        return _mix_batched(attention, queries, keys, values, layout.bias(attention.window, queries.dtype, groups))
+    if attention.softcap is None and attention.sinks is None:
         mixed = F.scaled_dot_product_attention(
             queries.transpose(0, 1)[None],
             keys[None],
@@ -185,9 +224,21 @@ def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, lay
             enable_gqa=groups != 1,
         )
         return mixed[0].transpose(0, 1).reshape(rows, -1)
+    # The fused kernel has neither soft caps nor sinks. Some rows at a time: all scores of a long prompt take gigabytes.
+    bias = layout.bias(attention.window, queries.dtype)
+    count, parts = max(1, _MOST_SCORES // (attention.heads * keys.shape[1])), []
+    for first in range(0, rows, count):
+        part = bias if bias is None or bias.shape[0] == 1 else bias[first : first + count].repeat(groups, 1)
+        parts.append(_mix_batched(attention, queries[first : first + count], keys, values, part))
+    return torch.cat(parts)
+
+
+def _mix_batched(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    """As `mix`, by two batched products; ``bias`` as Layout gives it with a copy for each query head of a group."""
+    rows, kv_heads, head_dim = queries.shape[0], attention.kv_heads, attention.head_dim
+    groups = attention.heads // kv_heads
     # Query heads that share a key head become rows of one batched product: 8 query and 2 key heads of 3 rows are
     # [2, 4 * 3, head_dim], and keys are not repeated. Hence `copies` of the bias, one for each query head of a group.
-    bias = layout.bias(attention.window, queries.dtype, groups)
     if rows == 1:
         return weigh(attention, queries.reshape(kv_heads, groups, head_dim), keys, values, bias).view(1, -1)
     grouped = queries.view(rows, kv_heads, groups, head_dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
@@ -246,6 +297,8 @@ def _norm_heads(norm: Norm, x: Tensor, per_head: bool) -> Tensor:
 def weigh(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
     """[heads, rows, head_dim]: the values [heads, slots, head_dim] as queries [heads, rows, head_dim] weight them.
 
+    Heads are the key heads of one sequence after another; rows are those of one query head of a group after another.
+
     ``bias``, of a shape that spreads to [heads, rows, slots], is -inf where a row may not look.
     """
     scale, softcap = attention.scale, attention.softcap
@@ -256,11 +309,21 @@ def weigh(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, b
             scores = scores if bias is None else scores.add_(bias)
     else:
         scores = torch.baddbmm(bias, queries, keys.mT, alpha=scale)
+    if attention.sinks is not None:
+        scores = torch.cat((scores, _spread(attention, *queries.shape[:2])), -1)
     if values.dtype in (torch.float32, torch.float64):
         weights = scores.softmax(-1)
     else:
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
-    return torch.bmm(weights, values)
+    return torch.bmm(weights if attention.sinks is None else weights[..., :-1], values)
+
+
+def _spread(attention: Attention, heads: int, rows: int) -> Tensor:
+    """[heads, rows, 1] the sinks of the query heads, for heads and rows as in `weigh`."""
+    assert attention.sinks is not None
+    kv_heads, groups = attention.kv_heads, attention.heads // attention.kv_heads
+    sinks = attention.sinks.view(1, kv_heads, groups, 1)
+    return sinks.expand(heads // kv_heads, -1, -1, rows // groups).reshape(heads, rows, 1)
 
 
 @functools.cache

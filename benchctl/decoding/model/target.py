@@ -46,8 +46,8 @@ class TargetInfo:
     """Plain facts of a target, known before its weights are read.
 
     query_size, kv_size  width of all query heads, and of all key heads, of a layer together; its values are as wide
-    mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
-    experts_per_token    that a token goes to in a layer; 0 for a dense target
+    mlp_size             inner width of each layer's MLP; 0 for a mixture of experts, also where some layers are dense
+    experts_per_token    that a token goes to in a layer that has experts; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
     opaque               whether transformers runs all layers, so that no method sees one of them
     plain_layers         whether each layer computes what Llama's does, see Family
@@ -223,6 +223,8 @@ class Target:
             yield from (block.attention.qkv.weight, block.attention.out.weight)
             yield from (norm.gain for norm in block.norms)
             yield from block.mlp.weights
+            if block.attention.sinks is not None:
+                yield block.attention.sinks
         if self.encoder is not None:
             yield from self.encoder.tensors()
 
@@ -317,7 +319,8 @@ def llama_rotary(settings: Mapping[str, Any], positions: int, like: Tensor) -> T
     config = LlamaConfig(**settings)
     check_family(config)
     rotary_emb = LlamaRotaryEmbedding(config).to(like.device)
-    return rotations(rotary_emb, family_of(config).head_dim(config), positions, like)
+    pairs = int(rotary_emb.inv_freq.numel())
+    return rotations(rotary_emb, pairs, family_of(config).head_dim(config), positions, like)
 
 
 def outline(config: Any, dtype: str = "float32") -> Target:

@@ -79,14 +79,21 @@ class Family:
     def head_dim(self, config: Any) -> int:
         return int(getattr(config, "head_dim", None) or config.hidden_size // self.heads(config))
 
+    def has_experts(self, config: Any, index: int) -> bool:
+        """Whether layer ``index`` has experts in place of an MLP."""
+        return False
+
+    def is_mixture(self, config: Any) -> bool:
+        return any(self.has_experts(config, index) for index in range(self.layers(config)))
+
     def mlp_size(self, config: Any) -> int:
-        """Inner width of a dense MLP; 0 for a mixture of experts."""
+        """Inner width of the MLP of all layers; 0 where some have experts."""
         size = getattr(config, "intermediate_size", 0)
-        return int(size if isinstance(size, int) else 0)
+        return int(size) if isinstance(size, int) and not self.is_mixture(config) else 0
 
     def experts_per_token(self, config: Any) -> int:
-        """Experts that a token goes to in a layer; 0 for a dense model."""
-        return 0
+        """Experts that a token goes to in a layer that has experts; 0 for a dense model."""
+        return int(config.num_experts_per_tok) if self.is_mixture(config) else 0
 
     def context_tokens(self, config: Any) -> int:
         """Positions the model can take. Rotations that change with the text's length end at the original context."""
@@ -224,7 +231,8 @@ class Family:
     def rotary(self, model: Any, positions: int, dtype: torch.dtype, **layer_type: str) -> Tensor:
         """[positions, head_dim / 2] complex rotations of the model's own module; 1 where a pair is not rotated."""
         like, rotary_emb = model.model.embed_tokens.weight.new_empty(0, dtype=dtype), model.model.rotary_emb
-        return rotations(partial(rotary_emb, **layer_type), self.head_dim(model.config), positions, like)
+        pairs, head_dim = self.rotated(model) // 2, self.head_dim(model.config)
+        return rotations(partial(rotary_emb, **layer_type), pairs, head_dim, positions, like)
 
     def tables(self, model: Any, positions: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The rotations of each rotary table; see `rotary`."""
@@ -332,12 +340,14 @@ def fused(module: Any, whole: str, parts: tuple[str, ...]) -> tuple[Tensor, Tens
     return weight, torch.cat([m.bias.detach() for m in modules])
 
 
-def rotations(rotary_emb: Any, head_dim: int, positions: int, like: Tensor) -> Tensor:
-    """[positions, head_dim / 2] rotations by a module of transformers, on the device of ``like`` and of its kind."""
+def rotations(rotary_emb: Any, pairs: int, head_dim: int, positions: int, like: Tensor) -> Tensor:
+    """[positions, head_dim / 2] rotations by a module of transformers, on the device of ``like`` and of its kind.
+
+    It rotates so many ``pairs``, and gives each angle once or twice.
+    """
     wide = like.dtype if like.dtype in (torch.float32, torch.float64) else torch.float32
     probe = torch.zeros(1, dtype=wide, device=like.device)
     cos, sin = rotary_emb(probe, torch.arange(positions, device=like.device)[None])
-    pairs = cos.shape[-1] // 2
     # Some modules give float32 whatever the probe is.
     table = torch.complex(cos[0, :, :pairs].to(wide), sin[0, :, :pairs].to(wide))
     return torch.cat((table, table.new_ones(positions, head_dim // 2 - pairs)), dim=-1)
