@@ -105,7 +105,7 @@ class TwoModel(DraftModelMethod):
                 every_logits = self.score(context, [*unread, *guesses], rows=1 + len(guesses))
             for draft_logits in torch.split(every_logits, 1):
                 place = chain.add(draft_logits)
-                if ended := self._stop.ends(draft_logits, place):
+                if ended := self._stop.ends(draft_logits, place) or chain.tokens[-1] in self._stops:
                     break
                 if guesses[right : right + 1] != list(self._tokens.read(chain.tokens[-1])):
                     break
@@ -145,7 +145,7 @@ class TwoModel(DraftModelMethod):
                 probs.append(float(log_shares.max().exp()))
                 entropy = float(-(log_shares.exp() * log_shares).sum())
                 confidences = {"product": prod(probs), "entropy": 1 - sqrt(0.2 * entropy)}
-                if self.confidence > confidences.get(self.stop, probs[-1]):
+                if self.confidence > confidences.get(self.stop, probs[-1]) or proposal[-1] in self._stops:
                     break
             return proposal
 

@@ -131,7 +131,9 @@ def _plain(drafter: PlainDrafter, case: Case, prompt: Sequence[int], got: Genera
     """The step that a greedy method must take after the first ``at`` tokens of the answer that it must give."""
     begun, rest = case.target.begin(prompt), got.token_ids[at:]
     limit = min(case.new_tokens, case.target.context_tokens - len(begun))
-    proposal = drafter([*begun, *got.token_ids[:at]], limit - at - 1)
+    proposal, stop_ids = drafter([*begun, *got.token_ids[:at]], limit - at - 1), case.target.stop_ids
+    stop = next((place for place, token in enumerate(proposal, 1) if token in stop_ids), len(proposal))
+    proposal = proposal[:stop]
     agreed = common_start(proposal, rest)
     return _Round(len(proposal), agreed, min(agreed + 1, len(rest)))
 

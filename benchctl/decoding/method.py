@@ -84,6 +84,11 @@ class Chain:
         self.tokens.append(self._vocabulary.token(place))
         return place
 
+    @property
+    def ended(self) -> bool:
+        """Whether its last token ends the answer: nothing is drafted behind it."""
+        return bool(self.tokens) and self.tokens[-1] in self._context.target.stop_ids
+
     def draft(self) -> Draft:
         return Draft.chain(self.tokens, tuple(self._probs) or None)
 

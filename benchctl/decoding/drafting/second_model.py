@@ -32,6 +32,7 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
     _model: Target = field(init=False, repr=False, compare=False)
     _lm_head: Linear = field(init=False, repr=False, compare=False)
     _tokens: SameTokens = field(init=False, repr=False, compare=False)
+    _stops: frozenset[int] = field(init=False, repr=False, compare=False)  # of the target or of the draft model
     _stream: Stream = field(init=False, repr=False, compare=False)
     _text: list[int] = field(init=False, repr=False, compare=False)  # the target's, in own tokens
     _read_tokens: int = field(init=False, repr=False, compare=False)  # of the target that are in it
@@ -41,6 +42,7 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
 
     def prepare(self, target: Target) -> None:
         self._tokens = shared_tokens(target, self._model)
+        self._stops = target.stop_ids | self._tokens.ours(self._model.stop_ids)
         own, other = self._model.vocabulary, isinstance(self._tokens, SharedTokens)
         self.load_vocabulary(self._model.folder, own if other else min(own, target.vocabulary))
         self.vocabulary = self._tokens.narrow(self.vocabulary)

@@ -24,6 +24,10 @@ class SameTokens:
         """The draft model's ids for a token of the target."""
         return (token if token < self._embeddings else 0,)
 
+    def ours(self, own_ids: frozenset[int]) -> frozenset[int]:
+        """The target's tokens that the draft model has as one of ``own_ids``."""
+        return own_ids
+
     def narrow(self, vocabulary: DraftVocabulary) -> DraftVocabulary:
         """The tokens of a draft model's ``vocabulary`` that the target has too."""
         return vocabulary
@@ -50,6 +54,9 @@ class SharedTokens(SameTokens):
         size = next((size for size in range(self._longest, 0, -1) if text[:size] in self._own), 0)
         first = (self._own[text[:size]],) if size else ()
         return first + self._split(text[size or 1 :])
+
+    def ours(self, own_ids: frozenset[int]) -> frozenset[int]:
+        return frozenset(index for index, own in self.pairs.items() if own in own_ids)
 
     def narrow(self, vocabulary: DraftVocabulary) -> DraftVocabulary:
         stored = None if vocabulary.ids is None else set(vocabulary.ids.tolist())
