@@ -1,6 +1,7 @@
 """Engines that are installed here, on a tiny GGUF file: the target's own tokens, and steps as the engines report them.
 
-Left out unless asked for with -m engines. They need `pip install 'benchctl[gguf,openvino]'`, and llama-server on PATH.
+Left out unless asked for with -m engines. They need `pip install 'benchctl[gguf,llama-cpp,openvino]'`.
+llama-server is used instead of xllamacpp where it is on PATH.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from benchctl.registry import build_engine, parse_label
 
 pytestmark = pytest.mark.engines
 openvino = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="openvino-genai is not installed here")
-llama_server = pytest.mark.skipif(which("llama-server") is None, reason="no llama-server on PATH")
+llama_server = pytest.mark.skipif(
+    not (which("llama-server") or find_spec("xllamacpp")), reason="neither llama-server nor xllamacpp is installed here"
+)
 
 NEW_TOKENS, NGRAM, DRAFT_TOKENS = 40, 2, 5
 PROMPTS = [
@@ -141,6 +144,7 @@ def test_llama_server_answers_as_our_own_loop_does(speculation: str, folder: Pat
     check_tokens(file, ours)
     info = file.run.methods[1].engine
     assert info is not None and (info.run, info.dtype, info.steps_from) == ("started", "float32", "counts")
+    assert info.version.startswith("xllamacpp 20" if which("llama-server") is None else "b")
     assert str(folder) not in " ".join(info.command)
     speculative = [row for row in measured(file) if row.label != file.run.baseline]
     sums = [row.totals for row in speculative if row.totals is not None and row.totals.accepted is not None]
