@@ -171,8 +171,10 @@ def unknown_folder(run_folder: Path, tmp_path: Path) -> Path:
     """The prompts, and a target of a family that benchctl does not run: it keeps a state of convolutions."""
     folder = tmp_path / "unknown"
     shutil.copytree(run_folder, folder)
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "max_position_embeddings": 128}
-    Lfm2Config(vocab_size=VOCABULARY, eos_token_id=2, **sizes).save_pretrained(folder / "target")
+    config = Lfm2Config(
+        vocab_size=VOCABULARY, eos_token_id=2, num_hidden_layers=2, hidden_size=32, max_position_embeddings=128
+    )
+    config.save_pretrained(folder / "target")
     return folder
 
 

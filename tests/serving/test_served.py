@@ -213,7 +213,7 @@ def test_no_server_is_no_server_and_an_unknown_one_is_not_called_none() -> None:
     """Both had the same message: no server answers there."""
     for ids in ("", "none"):
         with refused("no_server", "127.0.0.1:9"):
-            OpenAI("http://127.0.0.1:9", ids=ids).check("target")  # type: ignore[arg-type]
+            OpenAI("http://127.0.0.1:9", ids=ids).check("target")
     with FakeEngine("text", counting) as server, refused("engine_not_recognised", "/version", "/props", "ids=none"):
         OpenAI(server.url).check("target")
 
@@ -236,7 +236,12 @@ def test_a_server_of_text_alone_is_asked_for_text_and_has_times_alone() -> None:
 
 @pytest.mark.parametrize(
     ("misbehaviour", "error"),
-    [("no_usage", "no_token_counts"), ("two_models", "several_models"), ("cached", "prefix_cached")],
+    [
+        ("no_usage", "no_token_counts"),
+        ("no_tokens", "no_tokens"),
+        ("two_models", "several_models"),
+        ("cached", "prefix_cached"),
+    ],
 )
 def test_a_server_of_text_that_cannot_be_measured_is_an_error(misbehaviour: str, error: str) -> None:
     with FakeEngine("text", counting, misbehaviour) as server:
