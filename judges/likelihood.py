@@ -14,7 +14,8 @@ from typing import ClassVar, Literal
 
 from benchctl import bundled
 from benchctl.decoding.model.likelihood import likelihood
-from benchctl.decoding.model.target import Target, files_sha256, form_sha256
+from benchctl.decoding.model.loading import files_sha256, form_sha256
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer, talk
 from benchctl.errors import UserError
 from benchctl.judging.judge import GradingJudge, Place, Question, Row, Run

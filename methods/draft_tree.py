@@ -51,6 +51,7 @@ class DraftTree(DraftModelMethod):
     row_cost          for tree=optimal: time of one more verified row in target passes
     """
 
+    drafts_trees = True
     tree: str = "likeliest"
     nodes: int = 12
     depth: int = 8

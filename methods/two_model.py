@@ -22,7 +22,7 @@ from benchctl.decoding.drafting.occurrences import Occurrences
 from benchctl.decoding.drafting.second_model import DraftModelMethod
 from benchctl.decoding.drafting.stops import Stop, StopRule
 from benchctl.decoding.method import Chain, Context, Outcome, PlainDrafter, check_options, refuse_options
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import read_layers
 from benchctl.decoding.verify import Verdict, verify_block
 
@@ -78,6 +78,10 @@ class TwoModel(DraftModelMethod):
     @property
     def drafts_from_text(self) -> bool:  # type: ignore[override]
         return self.stop != "bandit"
+
+    def unsupported(self, target: TargetInfo) -> str | None:
+        needs = "draft_exits needs layers of the draft model, which transformers runs here as a whole"
+        return needs if target.opaque and self.draft_exits else None
 
     def prepare(self, target: Target) -> None:
         super().prepare(target)

@@ -105,11 +105,14 @@ def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
     for need in needs:
         click.echo(memory_table(need.parts, need.free_bytes, need.device if len(needs) > 1 else ""))
     click.echo(f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations")
-    if seconds is None or took.step_s is None:
+    if engines:
         click.echo(
             f"Not counted: the memory of {len(engines)} engines, each of which holds the weights once more, and their "
             "time, which is not that of benchctl's own loop."
         )
+    if seconds is None or took.step_s is None:
+        if not engines:
+            click.echo("time: unknown, since transformers runs the layers")
         return
     click.echo(
         f"time: {describe_seconds(seconds / FASTER)} to {describe_seconds(seconds * SLOWER)}, with warm-up, without "

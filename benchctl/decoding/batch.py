@@ -193,7 +193,6 @@ class _Batch:
         self._cache, idle = BatchCache(prompts, max(room, 0)), Stream(target, 0)
         for index, request in enumerate(requests):
             context = open_context(target, request)
-            context.tokens += target.read(request.prompt_ids)
             sequence = _Sequence(context)
             sequence.add(method.start(context), self._most)
             sequence.layers = prefill_layers(context)

@@ -118,7 +118,6 @@ def decode(method: Method, target: Target, request: DecodeRequest) -> Generation
     with method.serve(target, request.timer) as served:
         context = open_context(served, request, marks.watch)
         stream, steps, runs = context.stream, list[Step](), list[LayerRun]()
-        context.tokens += served.read(request.prompt_ids)
         first = method.start(context)
         marks.mark()
         layers = prefill_layers(context)
@@ -185,13 +184,15 @@ def open_context(target: Target, request: DecodeRequest, enter: Callable[[Phase]
             "context; shorten it"
         )
         raise UserError("prompt_too_long", message)
-    begun = prompt_tokens if target.encoder is None else 1  # behind an encoder the text begins with a start token
-    limit = min(most, target.context_tokens - begun)
+    begun = target.begin(request.prompt_ids)
+    limit = min(most, target.context_tokens - len(begun))
     forced = None if request.forced is None else ForcedText(tuple(request.forced))
     if forced is not None:
         forced.check_ends(limit, target.stop_ids)
     generator = request.sampling.generator(request.seed)
-    return Context(target, Stream(target, begun + limit), [], begun, limit, request.sampling, generator, forced, enter)
+    stream = Stream(target, len(begun) + limit)
+    stream.cache.encoded = target.read(request.prompt_ids)
+    return Context(target, stream, begun, len(begun), limit, request.sampling, generator, forced, enter)
 
 
 def _truncate(step: Step, context: Context) -> Step:

@@ -13,7 +13,7 @@ from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.kernels import Form, Linear, Norm
 from benchctl.decoding.model.layers import Experts, Layer, run_layers
 from benchctl.decoding.model.target import Target, outline
-from benchctl.measuring.check import CheckedRun, plan_of
+from benchctl.measuring.check import STATIC, CheckedRun, plan_of
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.memory import prompt_tokens
 
@@ -25,7 +25,8 @@ _ROWS, _TIMES = 64, 3
 @dataclass(frozen=True)
 class Duration:
     """Seconds of a run with its warm-up, if every answer has its full length and every method is as fast as the
-    baseline; ``step_s`` is a step of the baseline. Both are None for engines, whose pace is not known."""
+    baseline; ``step_s`` is a step of the baseline. Both are None where other
+    layers than our own run, whose pace is not known."""
 
     generations: int
     new_tokens: int
@@ -46,7 +47,7 @@ def duration(checked: CheckedRun) -> Duration:
     if room < 1 and settings.prompts.long_prompts == "cut":
         room = (context_tokens - len(checked.filler.ids)) // 2
     new_tokens = min(settings.answers.max_new_tokens, room)
-    if checked.is_of_engines:
+    if checked.is_of_engines or checked.executor != STATIC:
         return Duration(len(plan), len(plan) * new_tokens)
     target = outline(checked.tokenizer.config, checked.dtype)
     form: Form = "float16" if settings.models.weights == "float16" else target.form

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from benchctl import bundled
 from benchctl.decoding.experts.offload import OffloadsExperts, capacity_of, mixtures_of
 from benchctl.decoding.model.footprint import footprint, forms, products
+from benchctl.decoding.model.opaque import outline_whole
 from benchctl.decoding.model.target import Target, outline
-from benchctl.decoding.model.tokenizer import load_tokenizer, talk
+from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary, read_draft_vocabulary
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import OUT_OF_MEMORY, UserError, is_out_of_memory
-from benchctl.measuring.check import CheckedRun, Choice
+from benchctl.measuring.check import WHOLE, CheckedRun, Choice
 from benchctl.measuring.machine import host
+from benchctl.measuring.prompts.fit import unanswered_ids
 
 # What torch and transformers allocate for themselves while a model is loaded and runs: 60 to 200 MB on x86.
 _LIBRARIES_BYTES = 80_000_000
@@ -66,7 +68,8 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     names = [checked.models.target]
     drafts = (choice.draft_model(checked.models.draft) for choice in checked.choices if not choice.unsupported)
     names += list(dict.fromkeys(filter(None, drafts)))
-    outlines = [outline(load_tokenizer(bundled.resolve(name)).config, dtype) for name in names]
+    outlined = outline_whole if checked.executor == WHOLE else outline
+    outlines = [outlined(load_tokenizer(bundled.resolve(name)).config, dtype) for name in names]
     target, sizes = outlines[0], [footprint(each, device, weights) for each in outlines]
     longest = max(prompt_tokens(checked))
     text = min(longest + settings.answers.max_new_tokens, target.context_tokens)
@@ -112,9 +115,7 @@ def prompt_tokens(checked: CheckedRun) -> list[int]:
     tokenizer, new_tokens = checked.tokenizer, checked.settings.answers.max_new_tokens
     return [
         min(
-            len(tokenizer.encode_chat(talk(prompt.turns[: turn + 1], [""] * turn)))
-            + turn * new_tokens
-            + len(checked.filler.ids),
+            len(unanswered_ids(tokenizer, prompt.turns[: turn + 1])) + turn * new_tokens + len(checked.filler.ids),
             tokenizer.context_tokens,
         )
         for suite in checked.suites

@@ -18,12 +18,16 @@ from benchctl import bundled
 from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.footprint import read_bytes
-from benchctl.decoding.model.target import Target, files_sha256, form_sha256
+from benchctl.decoding.model.loading import files_sha256, form_sha256
+from benchctl.decoding.model.opaque import OpaqueTarget
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.folders import modules_sha256
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import OUT_OF_MEMORY, UserError
 from benchctl.measuring.check import (
+    STATIC,
+    WHOLE,
     CheckedRun,
     Choice,
     check_tokenizers,
@@ -52,10 +56,8 @@ from benchctl.records.writer import Writer, read
 from benchctl.registry import SHIPPED, build, doctor_result, source_sha256
 from benchctl.serving.engine import Deployment, Engine
 
-EXECUTOR = "static"  # a preallocated cache, no compilation
 _DRAFT_ROOM = 128  # tokens that an engine may draft beyond the end of an answer
 _CONTEXT_UNIT = 256  # an engine's context is a multiple, as some engines round it
-ATTENTION = "bmm+sdpa"  # see decoding/model/layers.py
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class RunSummary:
     missing: Mapping[str, int] = field(default_factory=dict)
 
 
-def model_store(dtype: str, device: str, weights: str = "auto") -> Callable[[str], Target]:
+def model_store(dtype: str, device: str, weights: str = "auto", executor: str = STATIC) -> Callable[[str], Target]:
     """Loads each model of a run once, by embedded name, folder or hub id."""
+    if executor == WHOLE:
+        return cache(lambda name: OpaqueTarget.load_whole(bundled.resolve(name), dtype=dtype, device=device))
     return cache(lambda name: Target.load(bundled.resolve(name), dtype=dtype, device=device, weights=weights))
 
 
@@ -106,7 +110,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
     needs = memory_needs(checked)
     if not all(need.is_met for need in needs):
         notify(f"This run may not fit into memory: it needs {describe(needs)}.")
-    models = model_store(checked.dtype, checked.device, settings.models.weights)
+    models = model_store(checked.dtype, checked.device, settings.models.weights, checked.executor)
     with explained("The target", needs):
         target = models(checked.models.target) if checked.has_target else None
         guard, clock = WeightGuard(target) if target is not None else None, Clock(checked.device)
@@ -273,7 +277,7 @@ def prepare_own_model(
         raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)
     tokenizer = check_tokenizers(names, choices, notify)
-    choices = [choice.fit(tokenizer) for choice in choices]
+    choices = [choice.fit(tokenizer, STATIC) for choice in choices]
     suites = [fit_suite(suite, tokenizer, "skip", notify) for suite in load_suites(asked, notify)]  # may be downloaded
     torch.set_num_threads(models.threads)
     store = model_store("float64", device)
@@ -322,8 +326,8 @@ def _run_record(
         dtype=checked.dtype,
         weights="" if settings.models.weights == "auto" else settings.models.weights,
         device=checked.device,
-        executor=EXECUTOR if (engine := choices[0].engine) is None else f"{engine.name} {engine.version}".strip(),
-        attention=ATTENTION,
+        executor=f"{engine.name} {engine.version}".strip() if (engine := choices[0].engine) else checked.executor,
+        attention="" if target is None else target.attention,
         threads=settings.models.threads,
         temperature=answers.temperature,
         top_p=answers.top_p,
@@ -442,12 +446,16 @@ def traffic_of(target: Target) -> tuple[int, int]:
     token goes to. The one row of the embedding that a token takes is left out.
 
     0, 0 for a target with an encoder, and one that looks back through a window: what their caches cost does not grow
-    with the text.
+    with the text. The same where transformers runs the layers, which may have windows.
 
     A target of one layer whose weights are 1,000 numbers, a head of 500 and keys and values of 8 each in float32:
     6,000 and 64.
     """
-    if target.encoder is not None or any(block.attention.window is not None for block in target.blocks):
+    if (
+        target.info.opaque
+        or target.encoder is not None
+        or any(block.attention.window is not None for block in target.blocks)
+    ):
         return 0, 0
     step_bytes = target.final_norm.gain.nbytes + target.lm_head.weight_bytes + sum(map(read_bytes, target.blocks))
     values = sum(block.attention.kv_heads * block.attention.head_dim for block in target.blocks)

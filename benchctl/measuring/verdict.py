@@ -261,8 +261,9 @@ class AnswerControl:
 
     def _read(self, size: int) -> Iterator[Tensor]:
         """Logits [at most `size`, vocabulary] of the rows after the prompt, `size` rows per pass, on one cache."""
-        text = self._target.read(self._prompt_ids)
+        text = self._target.begin(self._prompt_ids)
         stream = Stream(self._target, len(text) + len(self._rows))
+        stream.cache.encoded = self._target.read(self._prompt_ids)
         stream.push(text)
         stream.advance()
         stream.keep(range(len(text)))

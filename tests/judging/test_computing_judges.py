@@ -19,7 +19,8 @@ from parrot import parrot_folder
 from refusals import refused
 from tiny import tiny_folder
 
-from benchctl.decoding.model.target import Target, form_sha256
+from benchctl.decoding.model.loading import form_sha256
+from benchctl.decoding.model.target import Target
 from benchctl.judges.exact import Exact
 from benchctl.judges.likelihood import Likelihood
 from benchctl.judging.judge import Place, Question

@@ -17,7 +17,6 @@ from command import cli
 from fake_engine import VERSION, Answers, FakeEngine, Step, counting, program, running, speculating, wait_for
 from fixtures_run import make_settings, measure_file, measured
 from refusals import refused
-from tiny import VOCABULARY
 from transformers import Lfm2Config
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
@@ -171,10 +170,8 @@ def unknown_folder(run_folder: Path, tmp_path: Path) -> Path:
     """The prompts, and a target of a family that benchctl does not run: it keeps a state of convolutions."""
     folder = tmp_path / "unknown"
     shutil.copytree(run_folder, folder)
-    config = Lfm2Config(
-        vocab_size=VOCABULARY, eos_token_id=2, num_hidden_layers=2, hidden_size=32, max_position_embeddings=128
-    )
-    config.save_pretrained(folder / "target")
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 32, "max_position_embeddings": 128}
+    Lfm2Config(vocab_size=320, eos_token_id=2, **sizes).save_pretrained(folder / "target")
     return folder
 
 
@@ -193,7 +190,7 @@ def test_an_engine_is_measured_on_a_target_that_benchctl_cannot_run(unknown_fold
         run(checked, lambda event: None)
     file = read(tmp_path / "out.jsonl")
     info = file.run.target
-    assert (info.family, info.layers, info.vocabulary, info.parameters) == ("lfm2", 2, VOCABULARY, 0)
+    assert (info.family, info.layers, info.vocabulary, info.parameters) == ("lfm2", 2, 320, 0)
     assert info.context_tokens == 128 and info.stop_ids == (2,) and len(info.weights_sha256) == 64
     assert {method.exactness for method in file.run.methods} == {"lossy"}
     rows = measured(file)
@@ -238,7 +235,7 @@ def test_a_server_of_text_alone_is_measured_for_its_speed(run_folder: Path, tmp_
 
 
 def test_methods_of_our_own_loop_need_a_target_that_benchctl_can_run(unknown_folder: Path, tmp_path: Path) -> None:
-    with refused("unknown_family"):
+    with refused("recurrent_state"):
         check(settings_of(unknown_folder, tmp_path / "out.jsonl", "prompt_lookup"), lambda notice: None)
 
 

@@ -15,7 +15,8 @@ from tiny_encoder import random_folder
 from untrained import facts_of, untrained
 
 from benchctl.analysis.comparison import differences
-from benchctl.decoding.model.target import Target, form_sha256
+from benchctl.decoding.model.loading import form_sha256
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folders import modules_sha256, save_modules
 from benchctl.measuring import settings as ask
 from benchctl.measuring.run import traffic_of

@@ -73,7 +73,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
-        *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
+        *("benchctl/conformance/", "benchctl/decoding/model/"),
         *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/training/"),
     ),
     "urllib": ("benchctl/measuring/prompts/sources.py", "benchctl/serving/client.py", "judges/gpt.py"),

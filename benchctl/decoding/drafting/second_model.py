@@ -26,6 +26,7 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
     """Base of methods that draft with a smaller model, which may have another tokenizer than the target."""
 
     any_tokenizer = True
+    needs_layers = False
     draft_model: str = ""
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     _model: Target = field(init=False, repr=False, compare=False)

@@ -15,11 +15,14 @@ from benchctl.errors import UserError
 
 
 class SameTokens:
-    """A draft model with the target's tokenizer."""
+    """A draft model with the target's tokenizer; a token that it has no embedding for is read as id 0."""
+
+    def __init__(self, embeddings: int) -> None:
+        self._embeddings = embeddings
 
     def read(self, token: int) -> tuple[int, ...]:
         """The draft model's ids for a token of the target."""
-        return (token,)
+        return (token if token < self._embeddings else 0,)
 
     def narrow(self, vocabulary: DraftVocabulary) -> DraftVocabulary:
         """The tokens of a draft model's ``vocabulary`` that the target has too."""
@@ -62,7 +65,7 @@ def shared_tokens(target: Target, draft_model: Target) -> SameTokens:
     """
     ours, theirs = target.tokenizer_or_none, draft_model.tokenizer_or_none
     if ours is None or theirs is None or ours.drafts_alike(theirs):
-        return SameTokens()
+        return SameTokens(draft_model.vocabulary)
     shared = SharedTokens(ours, theirs)
     if len(shared.pairs) < 2:
         message = "the draft model has no tokens in common with the target; name another one with --draft-model"

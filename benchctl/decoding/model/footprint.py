@@ -51,6 +51,10 @@ def footprint(target: Target, device: str, weights: str = "auto") -> Footprint:
     to the device layer by layer. On a CPU the weights of small models in float32, and those in float16, become other
     forms, and are held next to the file until all are read.
     """
+    if target.info.opaque:
+        held, stored = target.parameters * target.dtype.itemsize, target.config.dtype or torch.float32
+        read = held + (target.parameters * stored.itemsize if stored != target.dtype else 0)
+        return Footprint(held, held, read) if device != "cpu" else Footprint(held, read, read)
     embedding, head = target.embedding.nbytes, target.lm_head.weight.nbytes
     in_layers = sum(product.weight.nbytes for block in target.blocks for product in products(block))
     plain = target.parameters * target.dtype.itemsize

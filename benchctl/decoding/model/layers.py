@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache, Layout
+from benchctl.decoding.kv.cache import Cache, Encoded, Layout
 from benchctl.decoding.model.kernels import Linear, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
@@ -139,14 +139,18 @@ class Layer:
     attention: Attention
     mlp_norm: Norm
     mlp: Mlp | Experts
-    cross: Callable[[Tensor], Tensor] | None = None
+    cross: CrossAttention | None = None
     parallel: bool = False
 
-    def finish(self, x: Tensor, mixed: Tensor, mlp: bool = True) -> Tensor:
-        """The residual behind the layer, of ``x`` before it and what attention ``mixed``; see Attention.add_to."""
+    def finish(self, x: Tensor, mixed: Tensor, mlp: bool = True, encoded: Encoded | None = None) -> Tensor:
+        """The residual behind the layer, of ``x`` before it and what attention ``mixed``; see Attention.add_to.
+
+        ``encoded`` is what the layer reads of an encoder's answer.
+        """
         after = self.attention.add_to(x, mixed)
         if self.cross is not None:
-            after = self.cross(after)
+            assert encoded is not None, "no prompt was read"
+            after = self.cross(after, encoded)
         return self.mlp.add_to(after, self.mlp_norm(x if self.parallel else after)) if mlp else after
 
     def gate_logits(self, state: Tensor) -> Tensor:
@@ -273,7 +277,8 @@ def run_layers(
         slots.new.copy_(kv)  # rows see their own keys and values too
         if layout.choose is not None:
             layout.choose(index, queries)
-        x = layer.finish(x, mix(layer.attention, queries, slots.keys, slots.values, layout), mlps)
+        encoded = None if layer.cross is None else cache.encoded[index]
+        x = layer.finish(x, mix(layer.attention, queries, slots.keys, slots.values, layout), mlps, encoded)
     return x
 
 
@@ -327,46 +332,42 @@ class Filler:
 
 
 class CrossAttention:
-    """x -> x + what rows [rows, width] take from the encoder's states, after a norm; see ``read``."""
+    """x -> x + what rows [rows, width] take from an encoded prompt, after a norm."""
 
     def __init__(self, norm: Norm, query: Linear, keys_values: Linear, out: Linear, heads: int) -> None:
         self._norm, self._query, self._keys_values, self._out, self._heads = norm, query, keys_values, out, heads
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return (self._norm.gain, self._query.weight, self._keys_values.weight, self._out.weight)
 
-    def read(self, encoded: Tensor) -> None:
-        """From now on look at ``encoded`` [tokens, width], the encoder's states of one prompt."""
-        both = self._keys_values(encoded).view(encoded.shape[0], 2, self._heads, -1)
-        # Keys [heads, head_dim, tokens], ready for the product with queries; values [heads, tokens, head_dim].
-        self._keys, self._values = both[:, 0].permute(1, 2, 0).contiguous(), both[:, 1].transpose(0, 1).contiguous()
+    def encode(self, states: Tensor) -> Encoded:
+        """Keys and values of ``states`` [tokens, width], those of the encoder for one prompt."""
+        both = self._keys_values(states).view(states.shape[0], 2, self._heads, -1)
+        return Encoded(both[:, 0].permute(1, 2, 0).contiguous(), both[:, 1].transpose(0, 1).contiguous())
 
-    def __call__(self, x: Tensor) -> Tensor:
-        assert self._keys is not None and self._values is not None, "no prompt was read"
+    def __call__(self, x: Tensor, encoded: Encoded) -> Tensor:
         # T5 does not scale scores by head_dim ** -0.5, and no position enters: every row sees the whole prompt.
         queries = self._query(self._norm(x)).view(x.shape[0], self._heads, -1).transpose(0, 1)
-        scores = torch.bmm(queries, self._keys)  # [heads, rows, prompt tokens]
+        scores = torch.bmm(queries, encoded.keys)  # [heads, rows, prompt tokens]
         wide = torch.promote_types(x.dtype, torch.float32)
-        mixed = torch.bmm(scores.softmax(-1, dtype=wide).to(x.dtype), self._values)
+        mixed = torch.bmm(scores.softmax(-1, dtype=wide).to(x.dtype), encoded.values)
         return self._out.add_to(x, mixed.transpose(0, 1).reshape(x.shape[0], -1))
 
 
 class Encoder:
-    """The model's own encoder, and what the decoder's layers keep of its answer."""
+    """The model's own encoder, and the cross attention of each layer of the decoder."""
 
     def __init__(self, module: Any, crosses: Sequence[CrossAttention], start: int, biases: Tensor) -> None:
         """``start`` is the decoder's first token, ``biases`` [heads, distances] what a distance adds to a score."""
         self.start, self.biases = start, biases
         self._module, self._crosses = module, crosses
 
-    def read(self, prompt_ids: Sequence[int]) -> None:
+    def read(self, prompt_ids: Sequence[int]) -> list[Encoded]:
+        """For each layer of the decoder, the prompt as its cross attention reads it."""
         ids = torch.tensor([list(prompt_ids)], device=self.biases.device)
-        encoded = self._module(input_ids=ids).last_hidden_state[0]
-        for cross in self._crosses:
-            cross.read(encoded)
+        states = self._module(input_ids=ids).last_hidden_state[0]
+        return [cross.encode(states) for cross in self._crosses]
 
     def tensors(self) -> Iterator[Tensor]:
         yield from self._module.parameters()

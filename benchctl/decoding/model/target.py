@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,31 +18,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache, Layout
-from benchctl.decoding.model.families import check_family, context_tokens, family_of
+from benchctl.decoding.kv.cache import Cache, Encoded, Layout
+from benchctl.decoding.model.families import check_family, context_tokens, facts_of, family_of
 from benchctl.decoding.model.families.family import rotations
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
-from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
+from benchctl.decoding.model.loading import (
+    DTYPES,
+    check_weights,
+    folder_sha256,
+    form_sha256,
+    probe,
+    read_model,
+    weight_files,
+)
+from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, load_tokenizer
 from benchctl.errors import UserError
 
-_TOKENS = 24
 SPLIT = 20  # more rows than the batched attention takes, then fewer: both ways of attending are checked
 # The share of the logits' spread that rounding may move; a part left out or read wrongly moves far more.
-_ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
-
-
-@torch.inference_mode()
-def probe(model: Any) -> tuple[list[int], Tensor]:
-    """Token ids spread over the vocabulary, and the transformers model's own logits [rows, vocabulary] for them."""
-    rows = min(_TOKENS, context_tokens(model.config))
-    ids = torch.linspace(0, model.config.vocab_size - 1, rows).long()
-    both = ids[None].to(model.device)
-    decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
-    return ids.tolist(), model(both, **decoder, use_cache=False).logits[0]
-
-
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 _HEAD_ROWS = 8  # the head's kernel depends on the number of rows too; all rows would take much memory
 
 
@@ -55,6 +49,8 @@ class TargetInfo:
     mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
     experts_per_token    that a token goes to in a layer; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
+    opaque               whether transformers runs all layers, so that no method sees one of them
+    plain_layers         whether each layer computes what Llama's does, see Family
     """
 
     family: str
@@ -68,10 +64,12 @@ class TargetInfo:
     experts_per_token: int
     is_encoder_decoder: bool
     head_dim: int
+    opaque: bool = False
+    plain_layers: bool = True
 
     @classmethod
-    def of(cls, config: Any) -> TargetInfo:
-        family = family_of(config)
+    def of(cls, config: Any, opaque: bool = False) -> TargetInfo:
+        family = facts_of(config)
         head_dim = family.head_dim(config)
         return cls(
             family=config.model_type,
@@ -85,96 +83,9 @@ class TargetInfo:
             experts_per_token=family.experts_per_token(config),
             is_encoder_decoder=family.has_encoder,
             head_dim=head_dim,
+            opaque=opaque,
+            plain_layers=family.plain_layers,
         )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers without progress bars, and afterwards as it was."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-DRAFT_VOCABULARY = "draft_vocabulary.safetensors"  # in the folder of a draft model, next to its weights
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Those whose hash identifies a model: safetensors or, where there are none, what torch pickled."""
-    kept = sorted(folder.glob("*.safetensors"))
-    if all(file.name == DRAFT_VOCABULARY for file in kept):
-        pickled = sorted(folder.glob("pytorch_model*.bin"))
-        kept = [*kept, *pickled] if pickled else []
-    return kept
-
-
-def folder_sha256(folder: Path) -> str:
-    """Hash of a model folder's weights and of the configuration that says how they are read."""
-    digest = hashlib.sha256()
-    for file in (*_weight_files(folder), folder / "config.json"):
-        with file.open("rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)
-    return digest.hexdigest()
-
-
-def files_sha256(path: str | Path) -> str:
-    """What `files_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
-    folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
-    return folder_sha256(folder) if folder is not None and _weight_files(folder) else ""
-
-
-def form_sha256(files: str, weights: str) -> str:
-    """`weights_sha256` of a target whose files have this hash and whose ``weights`` are kept so; "" of ""."""
-    if weights == "auto" or not files:
-        return files
-    return hashlib.sha256(f"{files} {weights}".encode()).hexdigest()
-
-
-def check_weights(weights: str, config: Any, dtype: str, device: str) -> None:
-    """Raises UserError where a model cannot be kept with such ``weights``, before they are read."""
-    if weights == "auto":
-        return
-    family = family_of(config)
-    if dtype != "float32":
-        reason = f"it computes in float32, not in {dtype}; leave out --dtype, or --weights"
-    elif torch.device(device).type != "cpu":
-        reason = "its products exist on CPUs alone; add --device cpu, or give --dtype float16 instead"
-    elif family.has_encoder or family.experts_per_token(config):
-        what = "a model with an encoder" if family.has_encoder else "a mixture of experts"
-        reason = f"{what} is not supported; leave out --weights"
-    elif "fbgemm" not in torch.backends.quantized.supported_engines:
-        reason = "torch has no FBGEMM on this machine; leave out --weights"
-    else:
-        return
-    raise UserError("weights_unsupported", f"--weights {weights} cannot be used: {reason}.")
-
-
-@torch.no_grad()
-def round_weights(model: Any, path: str | Path) -> None:
-    """Round each weight matrix of a float32 ``model`` to float16, in place; gains and biases stay.
-
-    Raises UserError for weights beyond the range of float16.
-    """
-    for name, weight in model.named_parameters():
-        if weight.ndim > 1:
-            weight.copy_(weight.half())
-            if weight.isinf().any():
-                reason = "is beyond the range of float16; leave out --weights"
-                raise UserError("weights_overflow", f"{path}: a number in {name} {reason}.")
-
-
-def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
-    """Raises UserError where loading info says that weights are missing, which transformers makes up, or left over."""
-    for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
-        if names := sorted(info[key]):
-            what = told.format(len(names))
-            raise UserError("weights_do_not_fit", f"{path} {what} its configuration, such as {names[0]}; get it again")
 
 
 class Target:
@@ -182,7 +93,11 @@ class Target:
 
     dtype    of residuals, keys and values; ``weights`` "float16" keeps matrices in half of that, else they have it too
     form     in which products hold their weights
+    runs_trees  whether rows of one pass may see different branches of a draft
     """
+
+    runs_trees: bool = True
+    attention: str = "bmm+sdpa"  # how it is computed, see layers.mix
 
     def __init__(
         self,
@@ -222,31 +137,21 @@ class Target:
 
         Raises UserError where that fails, and where this forward does not say what transformers' own says.
         """
-        import transformers
-
         tokenizer = load_tokenizer(path)
+        tokenizer.check_layers()
         check_weights(weights, tokenizer.config, dtype, device)
-        local = Path(path).is_dir()
-        # Reading a local folder takes no time worth a bar; a download keeps its own.
-        with quiet() if local else nullcontext():
-            options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
-            seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
-            kind = seq2seq if tokenizer.is_encoder_decoder else causal
-            model, info = from_pretrained(kind, path, **options)
-        check_complete(path, info)
-        folder = Path(path) if local else downloaded(str(path))
-        model = model.to(device).eval()
-        if weights == "float16":
-            round_weights(model, path)
-        ids, their_logits = probe(model)
+        model = read_model(path, tokenizer, dtype=dtype, device=device, weights=weights)
+        ids, their_logits = probe(model, model.config)
+        folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
         target = cls(model, tokenizer, folder, weights=weights, release=True)
         del model
         error = target._error(ids, their_logits.double())
-        if not error < _ROUNDING[their_logits.dtype]:  # nan is refused too
+        if not error < ROUNDING[their_logits.dtype]:  # nan is refused too
             raise UserError(
                 "logits_differ",
                 f"{path}: logits differ from those of transformers by {error:.2g} of their spread; this variant of "
-                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype",
+                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype, "
+                "or --executor transformers",
             )
         return target
 
@@ -256,13 +161,16 @@ class Target:
 
         The median over rows, since half precision may send a row to another expert in either forward.
         """
-        self.read(ids)
-        ours = torch.cat([self.head(part) for part in self._run_parts(ids, SPLIT)]).double()
+        ours = torch.cat([self.head(part) for part in self._run_parts(ids, ids, SPLIT)]).double()
         return float(((ours - theirs).square().mean(-1).sqrt() / theirs.std(-1)).median())
 
-    def _run_parts(self, tokens: Sequence[int], split: int) -> Iterator[Tensor]:
-        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one."""
+    def _run_parts(self, prompt_ids: Sequence[int], tokens: Sequence[int], split: int) -> Iterator[Tensor]:
+        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one.
+
+        An encoder reads the prompt.
+        """
         cache = self.new_cache(len(tokens))
+        cache.encoded = self.read(prompt_ids)
         for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
@@ -300,7 +208,7 @@ class Target:
     @cached_property
     def files_sha256(self) -> str:
         """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
-        if self.folder is not None and _weight_files(self.folder):
+        if self.folder is not None and weight_files(self.folder):
             return folder_sha256(self.folder)
         digest = hashlib.sha256()
         for tensor in self._tensors():
@@ -317,12 +225,13 @@ class Target:
         if self.encoder is not None:
             yield from self.encoder.tensors()
 
-    def read(self, prompt_ids: Sequence[int]) -> list[int]:
-        """What the decoder's text begins with: the prompt itself, or, where an encoder reads it, a start token."""
-        if self.encoder is None:
-            return list(prompt_ids)
-        self.encoder.read(prompt_ids)
-        return [self.encoder.start]
+    def begin(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The first tokens of the decoder's text: the prompt itself, or a start token where an encoder reads it."""
+        return list(prompt_ids) if self.encoder is None else [self.encoder.start]
+
+    def read(self, prompt_ids: Sequence[int]) -> list[Encoded]:
+        """The prompt for the cross attention of each layer, see Cache; empty where no encoder reads it."""
+        return [] if self.encoder is None else self.encoder.read(prompt_ids)
 
     def new_cache(self, tokens: int) -> Cache:
         attention = self.blocks[0].attention
@@ -381,8 +290,8 @@ class Target:
 
         The two ways differ only by rounding, which is the noise floor a near-tie is judged against.
         """
-        tokens = [*self.read(prompt_ids), *answer]
-        *_, rows = self._run_parts(tokens, len(tokens) - 1 if one_by_one else 0)
+        tokens = [*self.begin(prompt_ids), *answer]
+        *_, rows = self._run_parts(prompt_ids, tokens, len(tokens) - 1 if one_by_one else 0)
         return self.head(rows[-_HEAD_ROWS:])[-1]
 
     @torch.inference_mode()

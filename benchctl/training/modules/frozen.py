@@ -25,7 +25,8 @@ from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import context_tokens, family_of
 from benchctl.decoding.model.families.t5 import decoder_start, head_scale
 from benchctl.decoding.model.layers import Layer
-from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
+from benchctl.decoding.model.loading import DTYPES, check_complete, quiet
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.decoding.modules.folders import check_sizes, shares
 from benchctl.decoding.modules.trainable import TeacherOutput, Trainable, TrainingBatch
@@ -84,6 +85,7 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
     """
     path = bundled.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
+    tokenizer.check_layers()
     if tokenizer.is_encoder_decoder and not encoders:
         kinds = {name: method_class(name) for name in names(METHODS)}
         known = [name for name, kind in kinds.items() if kind.supports_encoder_decoder and issubclass(kind, Trainable)]

@@ -23,6 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 
+_ENDLESS = 1 << 20  # tokens of a context that the configuration does not limit, as with ALiBi
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -45,12 +47,14 @@ class Family:
 
     A family is a subclass in a file of this package, found by its name. It overrides the methods whose answer differs.
 
-    types       model types of transformers' configurations
-    has_encoder whether an encoder reads the prompt
+    types        model types of transformers' configurations
+    has_encoder  whether an encoder reads the prompt
+    plain_layers whether each layer computes what Llama's does: norm, attention, sum, norm, gated MLP or experts, sum
     """
 
     types: ClassVar[tuple[str, ...]] = ()
     has_encoder: ClassVar[bool] = False
+    plain_layers: ClassVar[bool] = True
 
     # Facts that the configuration contains.
 
@@ -68,18 +72,22 @@ class Family:
 
     def mlp_size(self, config: Any) -> int:
         """Inner width of a dense MLP; 0 for a mixture of experts."""
-        return int(config.intermediate_size)
+        size = getattr(config, "intermediate_size", 0)
+        return int(size if isinstance(size, int) else 0)
 
     def experts_per_token(self, config: Any) -> int:
         """Experts that a token goes to in a layer; 0 for a dense model."""
         return 0
 
     def context_tokens(self, config: Any) -> int:
-        """Positions the model can take; long-rope models are used within their original, unscaled context."""
+        """Positions the model can take. Rotations that change with the text's length end at the original context."""
         rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":
-            return int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
-        return int(config.max_position_embeddings)
+        if rope.get("rope_type") in ("longrope", "dynamic"):
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            return int(original or config.max_position_embeddings)
+        named = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        return int(next(filter(None, named), _ENDLESS))
 
     def activation(self, config: Any) -> str:
         return str(config.hidden_act)
