@@ -254,11 +254,10 @@ def _too_few(group: Group, result: Contest) -> str:
     """Why fewer than two methods compete."""
     if any(method.label != group.run.baseline for method in result.methods):
         return "only one method with the same answers was measured"
-    if not any(each.is_compared for each in group.pooled.methods) and len(group.pooled.methods) > 1:
-        return "the answers were not compared"
-    if not (unclaimed := [each for each in group.pooled.methods if each.is_compared and not each.refused]):
-        return "no method with the same answers was measured"
-    same, compared = (sum(getattr(each.fidelity, name) for each in unclaimed) for name in ("identical", "compared"))
+    measured = [each.fidelity for each in group.pooled.methods if not each.is_baseline and not each.refused]
+    same, compared = (sum(getattr(each, name) for each in measured) for name in ("identical", "compared"))
+    if not compared:
+        return "the answers were not compared" if measured else "no method with the same answers was measured"
     return f"no method claims the same answers; {same} of {compared} were the same"
 
 

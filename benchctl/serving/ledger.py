@@ -98,7 +98,9 @@ def _check_cache(answer: Answer, asked: int) -> None:
 def _of_text(answer: Answer, question: Question, text: str, limited_by_context: bool) -> Generation:
     """The generation of an answer without ids: times, and the number of tokens that the engine reports."""
     _check_cache(answer, len(question.prompt_ids))
-    if not answer.new_tokens:
+    if answer.new_tokens == 0 or not answer.chunks:
+        raise UserError("no_tokens", "the engine sent no tokens.")
+    if answer.new_tokens is None:
         raise UserError(
             "no_token_counts",
             "the engine did not report how many tokens it generated (usage.completion_tokens), so its speed is not "

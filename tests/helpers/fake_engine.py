@@ -60,8 +60,8 @@ class FakeEngine:
 
     misbehaves  any of: merged (two steps in an event), split (an event in two packets), joined (all events in one
                 packet), apart (an event for each token), cached, false_counts, other_sums, other_prompt, wrong_ids,
-                no_ids, no_usage, two_models, lost, slow, dying, hanging, refusing, refusing_all (the probe too),
-                broken, silent (cached tokens unknown)
+                no_ids, no_usage, no_tokens, two_models, lost, slow, dying, hanging, refusing, broken,
+                refusing_all (the probe too), silent (cached tokens unknown)
     """
 
     def __init__(self, dialect: str, answers: Answers, *misbehaves: str, port: int = 0) -> None:
@@ -109,7 +109,7 @@ class FakeEngine:
 
     def texts(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """The events of a server that knows text alone: a step in an event, and none of its ids."""
-        steps = self.answers([], body["max_tokens"], ())
+        steps = [] if "no_tokens" in self.misbehaves else self.answers([], body["max_tokens"], ())
         tokens = sum(len(step.tokens) for step in steps)
         texts = ["".join(f" {token}" for token in step.tokens) for step in steps]
         ends = [{"index": 0, "text": text, "finish_reason": None} for text in texts]

@@ -19,6 +19,7 @@ from refusals import error_of, refused
 from tiny import tiny_folder
 
 from benchctl.decoding.loop import Generation
+from benchctl.engines import llama_cpp
 from benchctl.engines.openai import OpenAI
 from benchctl.measuring.clock import Clock
 from benchctl.registry import build_engine, parse_label
@@ -235,7 +236,12 @@ def test_a_server_of_text_alone_is_asked_for_text_and_has_times_alone() -> None:
 
 @pytest.mark.parametrize(
     ("misbehaviour", "error"),
-    [("no_usage", "no_token_counts"), ("two_models", "several_models"), ("cached", "prefix_cached")],
+    [
+        ("no_usage", "no_token_counts"),
+        ("no_tokens", "no_tokens"),
+        ("two_models", "several_models"),
+        ("cached", "prefix_cached"),
+    ],
 )
 def test_a_server_of_text_that_cannot_be_measured_is_an_error(misbehaviour: str, error: str) -> None:
     with FakeEngine("text", counting, misbehaviour) as server:
@@ -308,6 +314,30 @@ def test_a_python_without_sglang_is_named(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "python").chmod(0o755)
     build_engine(parse_label(f"sglang[server={tmp_path}/python]")).check("target")
+
+
+def test_llama_cpp_is_the_program_on_path_or_else_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With xllamacpp installed a user had to write a program llama-server around it."""
+    (tmp_path / "a.gguf").touch()
+    target = f"{tmp_path}/a.gguf"
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def check(label: str, is_installed: bool) -> str:
+        monkeypatch.setattr(llama_cpp, "find_spec", lambda name: is_installed or None)
+        engine = build_engine(parse_label(label))
+        assert isinstance(engine, llama_cpp.LlamaCpp)
+        engine.check(target)
+        words = engine.command(deployment(target=target), 80)
+        return " ".join(words[: words.index("-m")])
+
+    with refused("engine_not_found", "xllamacpp"):
+        check("llama_cpp", False)
+    with refused("engine_not_found", "other-server"):
+        check("llama_cpp[server=other-server]", True)
+    assert check("llama_cpp", True).startswith(f"{sys.executable} -P ")
+    for name in ("llama-server", "other-server"):
+        (tmp_path / name).touch(0o755)
+        assert check(f"llama_cpp[server={name}]", True) == name
 
 
 def test_a_draft_model_and_a_target_have_the_same_kind_of_file(tmp_path: Path) -> None:
