@@ -128,7 +128,7 @@ class SkipLayers(Speculative):
             token = chain.tokens[-1] if earlier else context.tokens[-1]
             state = stream.detour(stream.target.embed([token]), self._parts, earlier=earlier)
             draft_logits = stream.target.head(state)
-            if self._stop.ends(draft_logits, chain.add(draft_logits)):
+            if self._stop.ends(draft_logits, chain.add(draft_logits)) or chain.ended:
                 break
         return chain.draft()
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 from click.testing import Result
 from command import cli, ok
-from fixtures_records import baseline_row, failed, write
+from fixtures_records import baseline_row, drafted_row, failed, write
 from fixtures_run import invoke_run
 from plain_t5 import tiny_t5
 from tiny import tiny_target, tiny_tokenizer
@@ -255,6 +255,7 @@ def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
     result = invoke_run("--method", "prompt_lookup")
     assert result.exit_code == 1
     assert "16 FAILED" in result.stderr
+    assert result.stderr.count("RuntimeError: out of luck") == 2  # the first error of each label
     errors = {row.error for row in read(here / "out.jsonl").rows if row.turn == 0}
     assert errors == {"RuntimeError: out of luck"}
     again = invoke_run("--method", "prompt_lookup", "--resume")
@@ -281,6 +282,9 @@ LACKING = failed(baseline_row("p1"), "out_of_memory: no room")
     [
         ([failed(baseline_row())], True),
         ([baseline_row(), failed(baseline_row("p1"))], False),
+        ([baseline_row(), failed(drafted_row())], True),
+        ([baseline_row(), drafted_row(), failed(drafted_row("p1"))], False),
+        ([baseline_row(), drafted_row(), failed(drafted_row("p1"), "engine_died: killed")], True),
         ([baseline_row(), LACKING], True),
         ([baseline_row(), LACKING, replace(baseline_row("p1"), repeat=1)], True),
         ([baseline_row(), LACKING, replace(baseline_row("p1"), repeat=2)], False),  # repeat 0, measured again

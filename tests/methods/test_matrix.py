@@ -28,6 +28,7 @@ from runs import (
     OF_EXPERTS,
     SKIPPING,
     Pair,
+    answer,
     pair,
     pair_of,
     prompt_of,
@@ -51,7 +52,13 @@ from benchctl.decoding.model.target import Target
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build, builtin_names, method_class, parse_label
 
-OTHER_MODELS = (("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
+OTHER_MODELS = (
+    ("qwen3", 2),
+    ("mixtral", 3),
+    ("mistral_window", 4),
+    ("qwen2_window", 5),
+    ("qwen3_moe_dense_first_window", 6),
+)
 MODELS = (("llama", 0), *(pytest.param(*model, marks=pytest.mark.slow) for model in OTHER_MODELS))
 FIRST = {parse_label(label).name: label for label in (*EXACT, *LOSSY)[::-1]}.values()  # one label of each method
 CONDUCT = [name for name in ON_A_TARGET if name not in ("greedy", "sampled", "engaged")]
@@ -170,7 +177,7 @@ def test_limits_stops_prompts_seeds_batches_change_nothing(label: str, family: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
+@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen3_moe_every_second"])
 @pytest.mark.parametrize("label", OF_EXPERTS)
 def test_a_method_for_mixtures_of_experts_passes_on_them(label: str, family: str, tmp_path: Path) -> None:
     assert build(label).unsupported(pair("llama").target.info) is not None
@@ -255,6 +262,31 @@ def test_heads_padded_to_different_widths_draft_what_they_share(wider: str) -> N
     assert list(got.token_ids) == expected
     assert rounds_of(got) == replay(prompt, expected, NEW_TOKENS, model_drafter(Naive(narrow_draft), 4, 0.2))
     assert any(step.accepted > 1 for step in got.steps)
+
+
+def test_drafts_go_on_behind_tokens_that_the_draft_model_has_no_embedding_for() -> None:
+    """A draft model with fewer embeddings than ids in the text was an IndexError in every answer.
+
+    It reads such a token as id 0, so that drafts are worse and answers stay exact.
+    """
+    models, embeddings = pair("llama"), 16
+    draft_model = with_head_of(models.naive_draft.model, embeddings)
+    prompt, expected = prompt_of(13), answer("llama", 0, 13)
+    assert max(expected) >= embeddings
+    draft = Target(draft_model, None)
+    chain, tree = (
+        run(label, models.target, prompt, NEW_TOKENS, draft=draft)
+        for label in ("two_model[draft_tokens=4,confidence=0.2]", "draft_tree")
+    )
+    for got in (chain, tree):
+        assert list(got.token_ids) == expected
+        assert any(step.accepted > 1 for step in got.steps)
+    plain = model_drafter(Naive(draft_model), 4, 0.2)
+
+    def reads_known(text: list[int], budget: int) -> list[int]:
+        return plain([token if token < embeddings else 0 for token in text], budget)
+
+    assert rounds_of(chain) == replay(prompt, expected, NEW_TOKENS, reads_known)
 
 
 def _swap(ids: Sequence[int], one: int, other: int) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from benchctl.decoding.model.kernels import Linear, packed_bytes
 from benchctl.decoding.model.layers import Experts, Layer, Mlp
@@ -26,22 +27,30 @@ class Footprint:
     host_peak: int
 
 
+def dense_mlp(block: Layer) -> Mlp | None:
+    """The MLP that every row goes through, which may be the shared one of a mixture of experts."""
+    return block.mlp.shared if isinstance(block.mlp, Experts) else block.mlp
+
+
 def products(block: Layer) -> Iterator[Linear]:
-    """The weight products of a layer, apart from those of experts."""
-    for part in (block.attention, block.mlp, block.cross):
+    """The weight products of a layer, apart from those of experts that only some rows go to."""
+    for part in (block.attention, dense_mlp(block), block.cross):
         yield from (value for value in vars(part or object).values() if isinstance(value, Linear))
 
 
 def read_bytes(block: Layer) -> int:
     """Of the weights that a row reads in a layer, each once: of experts those that a token goes to."""
-    attention, mlp = block.attention, block.mlp
-    norms = (block.attention_norm, block.mlp_norm, attention.query_norm, attention.key_norm)
-    size = sum(norm.gain.nbytes for norm in norms if norm is not None)
+    mlp, size = block.mlp, sum(norm.gain.nbytes for norm in block.norms)
     for product in products(block):
         size += product.weight_bytes + (0 if product.bias is None else product.bias.nbytes)
     if isinstance(mlp, Experts):
-        size += mlp.router.nbytes + (mlp.gate_up.nbytes + mlp.down.nbytes) * mlp.top_k // len(mlp.gate_up)
-    return size
+        size += _bytes(mlp.router, mlp.router_bias, mlp.shared_gate)
+        size += _bytes(mlp.gate_up, mlp.down, mlp.gate_up_bias, mlp.down_bias) * mlp.top_k // len(mlp.gate_up)
+    return size + _bytes(block.attention.sinks)
+
+
+def _bytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def footprint(target: Target, device: str, weights: str = "auto", layerwise: bool = True) -> Footprint:
@@ -52,6 +61,10 @@ def footprint(target: Target, device: str, weights: str = "auto", layerwise: boo
     bytes where the dtype is another one. They go to the device layer by layer. On a CPU the weights of small models in
     float32, and those in float16, become other forms, and are held next to the file until all are read.
     """
+    if target.info.opaque:
+        held, stored = target.parameters * target.dtype.itemsize, target.config.dtype or torch.float32
+        read = held + (target.parameters * stored.itemsize if stored != target.dtype else 0)
+        return Footprint(held, held, read) if device != "cpu" else Footprint(held, read, read)
     embedding, head = target.embedding.nbytes, target.lm_head.weight.nbytes
     matrices = [product.weight for block in target.blocks for product in products(block)]
     in_layers = sum(matrix.nbytes for matrix in matrices)
@@ -60,7 +73,7 @@ def footprint(target: Target, device: str, weights: str = "auto", layerwise: boo
     converted = stored != target.dtype
     file = target.parameters * stored.itemsize
     joined = sum(block.attention.qkv.weight.nbytes for block in target.blocks)
-    joined += sum(block.mlp.gate_up.weight.nbytes for block in target.blocks if isinstance(block.mlp, Mlp))
+    joined += sum(mlp.gate_up.weight.nbytes for mlp in map(dense_mlp, target.blocks) if mlp is not None)
     tied = head * bool(target.config.tie_word_embeddings)
     count = forms(target, device, weights)
     if count == 0.5:

@@ -104,7 +104,11 @@ class Linear:
         """The product that gives the outputs ``ids`` [k], in their order, by a copy of their weights."""
         weight = self.weight
         ids = ids.to(weight.device)
-        return Linear(weight[ids], None if self.bias is None else self.bias[ids], self.form)
+        return self.like(weight[ids], None if self.bias is None else self.bias[ids], self.form)
+
+    def like(self, weight: Tensor, bias: Tensor | None, form: Form) -> Linear:
+        """A product of the same kind with other weights."""
+        return Linear(weight, bias, form)
 
     def tail(self, start: int) -> Linear:
         """The product that gives the outputs from ``start`` on, by the same weights: only float16 ones are copied."""
@@ -129,6 +133,28 @@ def packed_bytes(weight: Tensor) -> int:
     """That a product in the form "float16" holds of a weight [out, in]: FBGEMM pads ``in`` to a multiple of 512."""
     out_features, in_features = weight.shape
     return 2 * out_features * -(-in_features // 512) * 512
+
+
+class CappedLinear(Linear):
+    """cap * tanh(y / cap) of the product's y: the LM head of Gemma 2."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, form: Form, cap: float) -> None:
+        super().__init__(weight, bias, form)
+        self.cap = cap
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return capped(super().__call__(x), self.cap)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
+
+    def like(self, weight: Tensor, bias: Tensor | None, form: Form) -> Linear:
+        return CappedLinear(weight, bias, form, self.cap)
+
+
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """cap * tanh(logits / cap)"""
+    return torch.tanh(logits / cap) * cap
 
 
 class Product(nn.Module):
@@ -176,6 +202,8 @@ class Norm:
     @classmethod
     def stacked(cls, norms: Sequence[Norm]) -> Norm:
         """One for x [norms, width] in which each row has a norm of its own."""
+        if isinstance(norms[0], NoNorm):
+            return norms[0]
         return cls(torch.stack([norm.gain for norm in norms]), float(norms[0]._eps))
 
     def scaled(self, gain: Tensor) -> Norm:

@@ -87,8 +87,8 @@ def _layers(model: Any) -> tuple[str, nn.ModuleList]:
     return next((name, module) for name, module in lists if len(module) == count)
 
 
-def open_layerwise(path: str | Path, config: Any, **options: Any) -> Layerwise | None:
-    """The model in a folder or hub id, ready to be read by layer; ``options`` are those of transformers.
+def open_layerwise(path: str | Path, config: Any, dtype: torch.dtype | None = None) -> Layerwise | None:
+    """The model in a folder or hub id, ready to be read by layer in ``dtype``.
 
     None where transformers' own loader is needed: for an encoder, for pickled or quantised weights, for weights with
     other names or shapes than the model's, and for damaged files, whose fault it names.
@@ -101,8 +101,9 @@ def open_layerwise(path: str | Path, config: Any, **options: Any) -> Layerwise |
         found = {name: weight for file in _files(path) for name, weight in _weights(file)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
+    options = {"dtype": dtype, "experts_implementation": "eager", "trust_remote_code": False}
     with _EmptyOnMeta():
-        model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), trust_remote_code=False, **options)  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), **options)  # type: ignore[no-untyped-call]
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     if {name: shape for name, (_, shape) in found.items()} != shapes or model._keep_in_fp32_modules:
         return None

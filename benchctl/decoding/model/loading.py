@@ -19,10 +19,13 @@ _TOKENS = 24
 
 
 @torch.inference_mode()
-def probe(model: Any) -> tuple[list[int], Tensor]:
-    """Token ids spread over the vocabulary, and the transformers model's own logits [rows, vocabulary] for them."""
-    rows = min(_TOKENS, context_tokens(model.config))
-    ids = torch.linspace(0, model.config.vocab_size - 1, rows).long()
+def probe(model: Any, config: Any) -> tuple[list[int], Tensor]:
+    """Token ids spread over the vocabulary, and the transformers model's own logits [rows, vocabulary] for them.
+
+    ``config`` is that of the text part, where the model reads images too.
+    """
+    rows = min(_TOKENS, context_tokens(config))
+    ids = torch.linspace(0, config.vocab_size - 1, rows).long()
     both = ids[None].to(model.device)
     decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
     return ids.tolist(), model(both, **decoder, use_cache=False).logits[0]
@@ -136,18 +139,33 @@ def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
             raise UserError("weights_do_not_fit", f"{path} {what} its configuration, such as {names[0]}; get it again")
 
 
-def read_model(path: str | Path, tokenizer: TargetTokenizer, *, device: str, weights: str, **options: Any) -> Any:
-    """The model of transformers in a folder or hub id, on ``device``, its ``weights`` rounded if so asked.
+def read_model(
+    path: str | Path,
+    tokenizer: TargetTokenizer,
+    *,
+    dtype: str,
+    device: str,
+    weights: str = "auto",
+    experts: str | None = "eager",
+) -> Any:
+    """The model of transformers in a folder or hub id, in ``dtype`` on ``device``, its ``weights`` rounded if so asked.
 
-    ``options`` are those of transformers. Raises UserError where it cannot be read.
+    ``experts`` names transformers' implementation of their products; None leaves the choice to transformers.
+    Raises UserError where it cannot be read.
     """
     import transformers
+    from transformers import CONFIG_MAPPING
 
     # Reading a local folder takes no time worth a bar; a download keeps its own.
     with quiet() if Path(path).is_dir() else nullcontext():
-        seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
-        kind = seq2seq if tokenizer.is_encoder_decoder else causal
-        model, info = from_pretrained(kind, path, output_loading_info=True, **options)
+        options = {"dtype": DTYPES[dtype], "output_loading_info": True}
+        options |= {"experts_implementation": experts} if experts else {}
+        kind: Any = transformers.AutoModelForCausalLM
+        if tokenizer.is_encoder_decoder:
+            kind = transformers.AutoModelForSeq2SeqLM
+        elif tokenizer.wrapper and CONFIG_MAPPING[tokenizer.wrapper] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            kind = transformers.AutoModelForImageTextToText  # it also answers text alone
+        model, info = from_pretrained(kind, path, **options)
     check_complete(path, info)
     model = model.to(device).eval()
     if weights == "float16":

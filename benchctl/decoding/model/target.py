@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache, Layout
-from benchctl.decoding.model.families import check_family, context_tokens, family_of
+from benchctl.decoding.kv.cache import Cache, Encoded, Layout
+from benchctl.decoding.model.families import check_family, context_tokens, facts_of, family_of
 from benchctl.decoding.model.families.family import rotations
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
@@ -39,7 +39,7 @@ from benchctl.errors import UserError
 
 SPLIT = 20  # more rows than the batched attention takes, then fewer: both ways of attending are checked
 # The share of the logits' spread that rounding may move; a part left out or read wrongly moves far more.
-_ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
+ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 _HEAD_ROWS = 8  # the head's kernel depends on the number of rows too; all rows would take much memory
 
 
@@ -48,9 +48,11 @@ class TargetInfo:
     """Plain facts of a target, known before its weights are read.
 
     query_size, kv_size  width of all query heads, and of all key heads, of a layer together; its values are as wide
-    mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
-    experts_per_token    that a token goes to in a layer; 0 for a dense target
+    mlp_size             inner width of each layer's MLP; 0 for a mixture of experts, also where some layers are dense
+    experts_per_token    that a token goes to in a layer that has experts; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
+    opaque               whether transformers runs all layers, so that no method sees one of them
+    plain_layers         whether each layer computes what Llama's does, see Family
     """
 
     family: str
@@ -64,10 +66,12 @@ class TargetInfo:
     experts_per_token: int
     is_encoder_decoder: bool
     head_dim: int
+    opaque: bool = False
+    plain_layers: bool = True
 
     @classmethod
-    def of(cls, config: Any) -> TargetInfo:
-        family = family_of(config)
+    def of(cls, config: Any, opaque: bool = False) -> TargetInfo:
+        family = facts_of(config)
         head_dim = family.head_dim(config)
         return cls(
             family=config.model_type,
@@ -81,6 +85,8 @@ class TargetInfo:
             experts_per_token=family.experts_per_token(config),
             is_encoder_decoder=family.has_encoder,
             head_dim=head_dim,
+            opaque=opaque,
+            plain_layers=family.plain_layers,
         )
 
 
@@ -96,7 +102,11 @@ class Target:
 
     dtype    of residuals, keys and values; ``weights`` "float16" keeps matrices in half of that, else they have it too
     form     in which products hold their weights
+    runs_trees  whether rows of one pass may see different branches of a draft
     """
+
+    runs_trees: bool = True
+    attention: str = "bmm+sdpa"  # how it is computed, see layers.mix
 
     def __init__(
         self,
@@ -128,6 +138,7 @@ class Target:
         self._fillers: dict[int, Filler] = {}
         self._kv_products: list[Linear] = []  # of each layer, for keys and values only
         self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
+        self.more_rotary = parts.more_rotary
         self.vocabulary: int = parts.lm_head.out_features
         self.encoder = parts.encoder
 
@@ -138,27 +149,28 @@ class Target:
         Raises UserError where that fails, and where this forward does not say what transformers' own says.
         """
         tokenizer = load_tokenizer(path)
+        tokenizer.check_layers()
         check_weights(weights, tokenizer.config, dtype, device)
         folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
-        options = {"dtype": DTYPES[dtype], "experts_implementation": "eager"}
-        if (layerwise := open_layerwise(path, tokenizer.config, **options)) is not None:
+        if (layerwise := open_layerwise(path, tokenizer.config, DTYPES[dtype])) is not None:
             model, family, blocks = layerwise.model, family_of(tokenizer.config), list[Layer]()
             form, read = _form_of(model, weights), weight_reader(path, dtype, device, weights)
             layerwise.read_outside(read, device)
             layerwise.each_layer(read, lambda index: blocks.append(family.read_layer(model, index, form)))
-            ids, their_logits = probe(model)
+            ids, their_logits = probe(model, model.config)
             target = cls(model, tokenizer, folder, weights=weights, blocks=blocks)
         else:
-            model = read_model(path, tokenizer, device=device, weights=weights, **options)
-            ids, their_logits = probe(model)
+            model = read_model(path, tokenizer, dtype=dtype, device=device, weights=weights)
+            ids, their_logits = probe(model, model.config)
             target = cls(model, tokenizer, folder, weights=weights, release=True)
         layerwise = model = None
         error = target._error(ids, their_logits.double())
-        if not error < _ROUNDING[their_logits.dtype]:  # nan is refused too
+        if not error < ROUNDING[their_logits.dtype]:  # nan is refused too
             raise UserError(
                 "logits_differ",
                 f"{path}: logits differ from those of transformers by {error:.2g} of their spread; this variant of "
-                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype",
+                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype, "
+                "or --executor transformers",
             )
         return target
 
@@ -168,13 +180,16 @@ class Target:
 
         The median over rows, since half precision may send a row to another expert in either forward.
         """
-        self.read(ids)
-        ours = torch.cat([self.head(part) for part in self._run_parts(ids, SPLIT)]).double()
+        ours = torch.cat([self.head(part) for part in self._run_parts(ids, ids, SPLIT)]).double()
         return float(((ours - theirs).square().mean(-1).sqrt() / theirs.std(-1)).median())
 
-    def _run_parts(self, tokens: Sequence[int], split: int) -> Iterator[Tensor]:
-        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one."""
+    def _run_parts(self, prompt_ids: Sequence[int], tokens: Sequence[int], split: int) -> Iterator[Tensor]:
+        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one.
+
+        An encoder reads the prompt.
+        """
         cache = self.new_cache(len(tokens))
+        cache.encoded = self.read(prompt_ids)
         for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
@@ -223,18 +238,21 @@ class Target:
         """What tells apart models that come without safetensors."""
         yield from (self.embedding, self.lm_head.weight, self.final_norm.gain)
         for block in self.blocks:
-            yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
-            yield block.mlp_norm.gain
+            yield from (block.attention.qkv.weight, block.attention.out.weight)
+            yield from (norm.gain for norm in block.norms)
             yield from block.mlp.weights
+            if block.attention.sinks is not None:
+                yield block.attention.sinks
         if self.encoder is not None:
             yield from self.encoder.tensors()
 
-    def read(self, prompt_ids: Sequence[int]) -> list[int]:
-        """What the decoder's text begins with: the prompt itself, or, where an encoder reads it, a start token."""
-        if self.encoder is None:
-            return list(prompt_ids)
-        self.encoder.read(prompt_ids)
-        return [self.encoder.start]
+    def begin(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The first tokens of the decoder's text: the prompt itself, or a start token where an encoder reads it."""
+        return list(prompt_ids) if self.encoder is None else [self.encoder.start]
+
+    def read(self, prompt_ids: Sequence[int]) -> list[Encoded]:
+        """The prompt for the cross attention of each layer, see Cache; empty where no encoder reads it."""
+        return [] if self.encoder is None else self.encoder.read(prompt_ids)
 
     def new_cache(self, tokens: int) -> Cache:
         attention = self.blocks[0].attention
@@ -245,7 +263,7 @@ class Target:
         """Residual before the first layer, [rows, width]."""
         ids = torch.tensor(list(tokens), device=self.device)
         rows = F.embedding(ids, self.embedding).to(self.dtype)
-        return rows if self._embedding_scale == 1.0 else rows * rows.new_tensor(self._embedding_scale)
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def layout(
         self,
@@ -254,7 +272,7 @@ class Target:
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
     ) -> Layout:
-        where = (base, positions, ancestors, self.rotary, skip)
+        where = (base, positions, ancestors, self.rotary, skip, self.more_rotary)
         return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
@@ -278,7 +296,7 @@ class Target:
         """The LM head for tokens ``ids`` [k] only: normed rows [rows, width] to their logits [rows, k]. It copies."""
         if self.form == "float16" and self._tied and self.lm_head.bias is None:
             # The embedding has the same weights, and is not packed: to unpack the head takes longer than a pass.
-            return Linear(self.embedding[ids.to(self.device)].to(self.dtype), None, self.form)
+            return self.lm_head.like(self.embedding[ids.to(self.device)].to(self.dtype), None, self.form)
         return self.lm_head.rows(ids)
 
     def head_table(self) -> Tensor:
@@ -293,8 +311,8 @@ class Target:
 
         The two ways differ only by rounding, which is the noise floor a near-tie is judged against.
         """
-        tokens = [*self.read(prompt_ids), *answer]
-        *_, rows = self._run_parts(tokens, len(tokens) - 1 if one_by_one else 0)
+        tokens = [*self.begin(prompt_ids), *answer]
+        *_, rows = self._run_parts(prompt_ids, tokens, len(tokens) - 1 if one_by_one else 0)
         return self.head(rows[-_HEAD_ROWS:])[-1]
 
     @torch.inference_mode()
@@ -319,7 +337,8 @@ def llama_rotary(settings: Mapping[str, Any], positions: int, like: Tensor) -> T
     config = LlamaConfig(**settings)
     check_family(config)
     rotary_emb = LlamaRotaryEmbedding(config).to(like.device)
-    return rotations(rotary_emb, family_of(config).head_dim(config), positions, like)
+    pairs = int(rotary_emb.inv_freq.numel())
+    return rotations(rotary_emb, pairs, family_of(config).head_dim(config), positions, like)
 
 
 def outline(config: Any, dtype: str = "float32") -> Target:

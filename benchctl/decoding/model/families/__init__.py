@@ -10,6 +10,8 @@ from typing import Any
 from benchctl.decoding.model.families.family import Family
 from benchctl.errors import UserError
 
+_UNKNOWN = Family()
+
 
 @cache
 def known() -> dict[str, Family]:
@@ -26,9 +28,17 @@ def known() -> dict[str, Family]:
 def family_of(config: Any) -> Family:
     """The family of a configuration. Raises UserError for a type that is not known."""
     if config.model_type not in known():
-        message = f"models of type {config.model_type!r} are not supported; known: {', '.join(sorted(known()))}"
-        raise UserError("unknown_family", message)
+        raise UserError(
+            "unknown_family",
+            f"models of type {config.model_type!r} have no layers of benchctl's own, which this needs; known: "
+            f"{', '.join(sorted(known()))}. `benchctl run` measures others by --executor transformers",
+        )
     return known()[config.model_type]
+
+
+def facts_of(config: Any) -> Family:
+    """The family of a configuration or, for a type that is not known, what the usual names of its fields say."""
+    return known().get(config.model_type, _UNKNOWN)
 
 
 def check_family(config: Any) -> None:
@@ -41,4 +51,4 @@ def check_family(config: Any) -> None:
 
 def context_tokens(config: Any) -> int:
     """Positions the model can take."""
-    return family_of(config).context_tokens(config)
+    return facts_of(config).context_tokens(config)
