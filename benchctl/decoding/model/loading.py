@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.model.families import context_tokens, family_of
+from benchctl.decoding.model.forms import dequantising, quantised_form
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained
 from benchctl.errors import UserError
 
@@ -131,6 +132,12 @@ def weight_reader(path: str | Path, dtype: str, device: str, weights: str) -> Ca
     return read
 
 
+def in_dtype(model: Any, dtype: torch.dtype) -> None:
+    """Convert all weights: next to quantised ones, transformers leaves others as the file has them."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+
+
 def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
     """Raises UserError where loading info says that weights are missing, which transformers makes up, or left over."""
     for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
@@ -165,8 +172,10 @@ def read_model(
             kind = transformers.AutoModelForSeq2SeqLM
         elif tokenizer.wrapper and CONFIG_MAPPING[tokenizer.wrapper] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
             kind = transformers.AutoModelForImageTextToText  # it also answers text alone
-        model, info = from_pretrained(kind, path, **options)
+        model, info = from_pretrained(kind, path, **options, **dequantising(tokenizer.config))
     check_complete(path, info)
+    if quantised_form(tokenizer.config):
+        in_dtype(model, DTYPES[dtype])
     model = model.to(device).eval()
     if weights == "float16":
         round_weights(model, path)
