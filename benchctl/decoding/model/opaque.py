@@ -115,6 +115,15 @@ class OpaqueTarget(Target):
         """[rows, vocabulary] without numbers: the model reads the ids of the layout."""
         return torch.full((1, 1), torch.nan, dtype=self.dtype, device=self.device).expand(len(tokens), self.vocabulary)
 
+    def layout(
+        self,
+        base: int,
+        positions: Sequence[int],
+        ancestors: Sequence[Sequence[int]] | None = None,
+        skip: int = 0,
+    ) -> Layout:
+        return Layout(base, positions, ancestors, self.rotary, skip)
+
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
         """Logits [rows, vocabulary] of the layout's ids; of its last row alone, repeated, where no other is read."""
         assert isinstance(cache, OpaqueCache) and layout.tokens is not None, "rows of a stream"
