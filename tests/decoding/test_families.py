@@ -23,8 +23,9 @@ from transformers.models.glm4 import modeling_glm4
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.families import check_family, family, family_of
 from benchctl.decoding.model.families.family import Family, Parts
+from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.target import Target, TargetInfo, outline
 
 IDS = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(7)).tolist()
 # Windows of 6 end long before 40; parts of more than 16 rows take the fused attention, the others the batched products.
@@ -253,6 +254,17 @@ def test_the_configuration_alone_tells_what_the_weights_are(family: str, stray: 
     assert facts.kv_size == attention.kv_heads * attention.head_dim
     assert facts.mlp_size == (0 if isinstance(mlp, Experts) else mlp.down.in_features)
     assert facts.experts_per_token == (mlp.top_k if isinstance(mlp, Experts) else 0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_outline_of_a_model_has_its_sizes(variant: str) -> None:
+    """Memory and traffic are estimated before weights are read."""
+    outlined, target = outline(tiny_config(variant)), tiny_target(variant, dtype=torch.float32)
+    assert outlined.parameters == target.parameters
+    read = sum(map(read_bytes, outlined.blocks))
+    assert read == sum(map(read_bytes, target.blocks))
+    if TargetInfo.of(target.config).experts_per_token == 0:
+        assert read == 4 * sum(p.numel() for p in tiny_model(variant).model.layers.parameters())
 
 
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
