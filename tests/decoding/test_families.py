@@ -268,6 +268,10 @@ def test_the_outline_of_a_model_has_its_sizes(variant: str) -> None:
 
 
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+DYNAMIC_FULL = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": DYNAMIC_ROPE,
+}
 
 
 @pytest.mark.parametrize(
@@ -278,6 +282,7 @@ DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
         (tiny_config("llama", hidden_act="mish"), "unsupported_activation", "mish"),
         # Its keys change with the length of the text.
         (tiny_config("llama", rope_parameters=DYNAMIC_ROPE), "unsupported_rope", "dynamic"),
+        (tiny_config("olmo3", rope_parameters=DYNAMIC_FULL), "unsupported_rope", "dynamic"),
     ],
 )
 def test_a_variant_that_is_not_reproduced_is_refused(config: Any, error: str, fact: str) -> None:
