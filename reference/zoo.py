@@ -323,7 +323,7 @@ def table(rows: Sequence[dict[str, str]]) -> str:
 
 def main(*names: str) -> int:
     warnings.filterwarnings("ignore")
-    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     rows = []

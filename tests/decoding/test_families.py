@@ -24,8 +24,9 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model import layers
 from benchctl.decoding.model.families import check_family, family, family_of
 from benchctl.decoding.model.families.family import Family, Parts
+from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp, weigh
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.target import Target, TargetInfo, outline
 
 IDS = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(7)).tolist()
 # Windows of 6 end long before 40; parts of more than 16 rows take the fused attention, the others the batched products.
@@ -289,7 +290,22 @@ def test_the_configuration_alone_tells_what_the_weights_are(family: str, stray: 
     assert facts.experts_per_token == max(chosen, default=0)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_outline_of_a_model_has_its_sizes(variant: str) -> None:
+    """Memory and traffic are estimated before weights are read."""
+    outlined, target = outline(tiny_config(variant)), tiny_target(variant, dtype=torch.float32)
+    assert outlined.parameters == target.parameters
+    read = sum(map(read_bytes, outlined.blocks))
+    assert read == sum(map(read_bytes, target.blocks))
+    if TargetInfo.of(target.config).experts_per_token == 0:
+        assert read == 4 * sum(p.numel() for p in tiny_model(variant).model.layers.parameters())
+
+
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+DYNAMIC_FULL = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": DYNAMIC_ROPE,
+}
 
 
 @pytest.mark.parametrize(
@@ -300,6 +316,7 @@ DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
         (tiny_config("llama", hidden_act="mish"), "unsupported_activation", "mish"),
         # Its keys change with the length of the text.
         (tiny_config("llama", rope_parameters=DYNAMIC_ROPE), "unsupported_rope", "dynamic"),
+        (tiny_config("olmo3", rope_parameters=DYNAMIC_FULL), "unsupported_rope", "dynamic"),
     ],
 )
 def test_a_variant_that_is_not_reproduced_is_refused(config: Any, error: str, fact: str) -> None:

@@ -188,7 +188,7 @@ class Norm:
     """
 
     def __init__(self, gain: Tensor, eps: float) -> None:
-        self.gain = gain.detach()
+        self.gain, self.eps = gain.detach(), eps
         self._kind = torch.promote_types(gain.dtype, torch.float32)
         self._eps = torch.tensor([eps], dtype=self._kind, device=gain.device)
         self._share = 1.0 / gain.shape[-1]
@@ -198,11 +198,11 @@ class Norm:
         """One for x [norms, width] in which each row has a norm of its own."""
         if isinstance(norms[0], NoNorm):
             return norms[0]
-        return cls(torch.stack([norm.gain for norm in norms]), float(norms[0]._eps))
+        return cls(torch.stack([norm.gain for norm in norms]), norms[0].eps)
 
     def scaled(self, gain: Tensor) -> Norm:
         """This norm with its gain multiplied by ``gain`` [width]."""
-        return Norm(self.gain * gain, float(self._eps))
+        return Norm(self.gain * gain, self.eps)
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x if x.dtype is self._kind else x.to(self._kind)
