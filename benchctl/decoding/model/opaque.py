@@ -89,6 +89,7 @@ class OpaqueTarget(Target):
         self.vocabulary, self.context_tokens = int(self.config.vocab_size), family.context_tokens(self.config)
         self.blocks = [cast(Any, None)] * family.layers(self.config)
         self.rotary = torch.zeros(self.context_tokens, 1, device=self.device)  # where the context ends; nothing turns
+        self.more_rotary = ()
         if has_weights:
             self._check()
 
