@@ -33,7 +33,8 @@ def test_a_run_has_the_tokens_of_transformers(variant: str, here: Path) -> None:
         (None, "identical"),
         (None, None),
     }
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(here / "mixture", dtype=torch.float32).eval()
+    loader: Any = transformers.AutoModelForCausalLM
+    model = loader.from_pretrained(here / "mixture", dtype=torch.float32).eval()
     prompt = target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "use_cache": False}
     expected = model.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()
