@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -61,7 +61,8 @@ def test_a_run_on_a_family_gives_the_answers_of_transformers(family: str, here: 
     methods = ("--method", "prompt_lookup", "--method", "skip_layers", "--method", "early_exit[mode=draft]")
     ok(invoke_run("--model", folder, *methods, "--repeats", "1", "--max-new-tokens", "16"))
     rows = [row for row in read(here / "out.jsonl").rows if row.repeat == 0]
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), load_tokenizer(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = load_tokenizer(folder)
     assert len({row.label for row in rows}) == 4
     for row in rows:
         if row.prompt_id == "short":
