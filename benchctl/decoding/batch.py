@@ -233,7 +233,7 @@ class _Batch:
         """Residual [sequences, width] of a row for each token, after these layers."""
         cache = self._cache
         rotary = self._target.rotary[cache.positions].unsqueeze(1)
-        x = self._target.embed(tokens)
+        x = self._target.embed(tokens, cache.positions)
         for index in layers:
             layer = self._target.blocks[index]
             attention = layer.attention

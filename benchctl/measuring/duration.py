@@ -11,7 +11,7 @@ from torch import Tensor
 from benchctl import bundled
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.footprint import read_bytes
-from benchctl.decoding.model.kernels import Form, Linear, Norm
+from benchctl.decoding.model.kernels import Form, Linear
 from benchctl.decoding.model.layers import Experts, Layer, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer
@@ -91,13 +91,10 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
     def linear(outlined: Linear) -> Linear:
         return Linear(numbers(outlined.weight), None, form)
 
-    def norm(outlined: Norm) -> Norm:
-        return Norm(numbers(outlined.gain), 1e-6)
-
     attention, mlp = block.attention, block.mlp
     attention = replace(attention, qkv=linear(attention.qkv), out=linear(attention.out), query_norm=None, key_norm=None)
     if isinstance(mlp, Experts):
         made = replace(mlp, router=numbers(mlp.router), gate_up=numbers(mlp.gate_up), down=numbers(mlp.down))
-        return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), made)
+        return Layer(block.attention_norm.changed(numbers), attention, block.mlp_norm.changed(numbers), made)
     mlp = replace(mlp, gate_up=linear(mlp.gate_up), down=linear(mlp.down))
-    return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), mlp)
+    return Layer(block.attention_norm.changed(numbers), attention, block.mlp_norm.changed(numbers), mlp)

@@ -21,12 +21,13 @@ class Passes:
         self.target, self._start = target, text_tokens
         self._cache: Cache = target.new_cache(text_tokens + most_rows)
         layout = target.layout(0, range(text_tokens))
-        target.run(target.embed(self._tokens(text_tokens)), self._cache, 0, target.layers, layout)
+        target.run(target.embed(self._tokens(text_tokens), range(text_tokens)), self._cache, 0, target.layers, layout)
 
     def run(self, rows: int) -> None:
         """One pass of a chain of rows behind the text, from the embedding to the likeliest tokens on the host."""
-        target, layout = self.target, self.target.layout(self._start, range(self._start, self._start + rows))
-        states = target.run(target.embed(self._tokens(rows)), self._cache, 0, target.layers, layout)
+        target, positions = self.target, range(self._start, self._start + rows)
+        layout = target.layout(self._start, positions)
+        states = target.run(target.embed(self._tokens(rows), positions), self._cache, 0, target.layers, layout)
         likeliest(target.head(states))
 
     def _tokens(self, count: int) -> list[int]:

@@ -111,8 +111,9 @@ def test_each_layer_is_freed_as_soon_as_it_is_read(variant: str, monkeypatch: py
     """A model and joined copies of all its layers took 25 GB on a GPU for weights of 16."""
     model, alive = tiny_model(variant), list[int]()
     their_logits, parameters = theirs(model, IDS), sum(p.numel() for p in model.parameters())
-    layers = [weakref.ref(layer) for layer in model.model.layers]
-    kind = type(family_of(model.config))
+    family = family_of(model.config)
+    layers = [weakref.ref(layer) for layer in family.stack(model)]
+    kind = type(family)
     read_layer = kind.read_layer
 
     def counting(*arguments: Any) -> Layer:

@@ -89,7 +89,11 @@ def test_states_are_those_of_each_pair_alone(
         settings = {"decoder_input_ids": torch.tensor([text]), "output_hidden_states": True, "use_cache": False}
         theirs = model(input_ids=torch.tensor([prompt]), **settings)
         target.read(prompt)
-        cache, layout, rows = target.new_cache(len(text)), target.layout(0, range(len(text))), target.embed(text)
+        cache, layout, rows = (
+            target.new_cache(len(text)),
+            target.layout(0, range(len(text))),
+            target.embed_anywhere(text),
+        )
         for layer, state in enumerate(target_batch.states):
             if layer < LAYERS:  # transformers' last one is normed already
                 close(state[row, place], theirs.decoder_hidden_states[layer][0])

@@ -311,9 +311,7 @@ class Filler:
         self._norm = Norm.stacked([layer.attention_norm for layer in layers])
         attentions = [layer.attention for layer in layers]
         norms = [attention.key_norm for attention in attentions if attention.key_norm is not None]
-        key_norm = Norm.stacked(norms) if norms else None
-        if key_norm is not None and attentions[0].norm_per_head:
-            key_norm.gain = key_norm.gain.unsqueeze(1)  # [layers, 1, head_dim] for keys [layers, kv_heads, head_dim]
+        key_norm = Norm.stacked(norms, attentions[0].norm_per_head) if norms else None
         self._attention = replace(attentions[0], heads=0, query_norm=None, key_norm=key_norm)
 
     def fill(self, states: Tensor, cache: Cache, layout: Layout) -> None:
@@ -336,7 +334,7 @@ class CrossAttention:
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        return (self._norm.gain, self._query.weight, self._keys_values.weight, self._out.weight)
+        return (*self._norm.tensors, self._query.weight, self._keys_values.weight, self._out.weight)
 
     def read(self, encoded: Tensor) -> None:
         """From now on look at ``encoded`` [tokens, width], the encoder's states of one prompt."""

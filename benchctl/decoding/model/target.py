@@ -55,6 +55,7 @@ class TargetInfo:
     mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
     experts_per_token    that a token goes to in a layer; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
+    plain_layers         whether each layer computes what Llama's does, see Family
     """
 
     family: str
@@ -68,6 +69,7 @@ class TargetInfo:
     experts_per_token: int
     is_encoder_decoder: bool
     head_dim: int
+    plain_layers: bool = True
 
     @classmethod
     def of(cls, config: Any) -> TargetInfo:
@@ -85,6 +87,7 @@ class TargetInfo:
             experts_per_token=family.experts_per_token(config),
             is_encoder_decoder=family.has_encoder,
             head_dim=head_dim,
+            plain_layers=family.plain_layers,
         )
 
 
@@ -207,7 +210,7 @@ class Target:
         parts = family_of(model.config).read(model, self.form, release)
         self.dtype, self.device = parts.embedding.dtype, parts.embedding.device
         self.embedding = parts.embedding.half() if self.form == "float16" else parts.embedding
-        self._embedding_scale = parts.embedding_scale
+        self._embedding_scale, self.positions = parts.embedding_scale, parts.positions
         self.context_tokens = context_tokens(model.config)
         self.blocks: list[Layer] = parts.blocks
         self._fillers: dict[int, Filler] = {}
@@ -266,7 +269,8 @@ class Target:
         for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
-                yield self.run(self.embed(part), cache, 0, self.layers, layout)
+                rows = self.embed(part, range(start, start + len(part)))
+                yield self.run(rows, cache, 0, self.layers, layout)
 
     @property
     def tokenizer(self) -> TargetTokenizer:
@@ -309,11 +313,12 @@ class Target:
 
     def _tensors(self) -> Iterator[Tensor]:
         """What tells apart models that come without safetensors."""
-        yield from (self.embedding, self.lm_head.weight, self.final_norm.gain)
+        yield from (self.embedding, self.lm_head.weight, *self.final_norm.tensors)
+        if self.positions is not None:
+            yield self.positions
         for block in self.blocks:
-            yield from (block.attention_norm.gain, block.attention.qkv.weight, block.attention.out.weight)
-            yield block.mlp_norm.gain
-            yield from block.mlp.weights
+            yield from (*block.attention_norm.tensors, block.attention.qkv.weight, block.attention.out.weight)
+            yield from (*block.mlp_norm.tensors, *block.mlp.weights)
         if self.encoder is not None:
             yield from self.encoder.tensors()
 
@@ -329,8 +334,15 @@ class Target:
         like = self.embedding.new_empty(0, dtype=self.dtype)
         return Cache(self.layers, attention.kv_heads, attention.head_dim, tokens, like)
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """Residual before the first layer, [rows, width]."""
+    def embed(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Residual before the first layer, [rows, width], of tokens that stand at these ``positions`` of the text."""
+        rows = self.embed_anywhere(tokens)
+        if self.positions is None:
+            return rows
+        return rows + self.positions[torch.tensor(list(positions), device=self.device)]
+
+    def embed_anywhere(self, tokens: Sequence[int]) -> Tensor:
+        """[rows, width] of tokens alone, without what the model adds for positions."""
         ids = torch.tensor(list(tokens), device=self.device)
         rows = F.embedding(ids, self.embedding).to(self.dtype)
         return rows if self._embedding_scale == 1.0 else rows * rows.new_tensor(self._embedding_scale)
@@ -388,7 +400,8 @@ class Target:
     @torch.inference_mode()
     def last_states(self, text: Sequence[int]) -> Tensor:
         """[layers + 1, width] of the last token of ``text`` before the first layer and after each; no encoder."""
-        cache, rows, layout = self.new_cache(len(text)), self.embed(text), self.layout(0, range(len(text)))
+        cache, places = self.new_cache(len(text)), range(len(text))
+        rows, layout = self.embed(text, places), self.layout(0, places)
         states = [rows[-1]]
         for layer in range(self.layers):
             rows = self.run(rows, cache, layer, layer + 1, layout)

@@ -206,12 +206,12 @@ class BatchMaker:
     def _states(self, batch: Batch) -> list[Tensor]:
         """layers + 1 residuals [rows, row_tokens, width]."""
         body = self._target.base_model
-        with residuals(body.layers) as states:
+        with residuals(family_of(self._target.config).stack(self._target)) as states:
             body(input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False)
         return states
 
     def _norm(self, residual: Tensor) -> Tensor:
-        normed: Tensor = self._target.base_model.norm(residual)
+        normed: Tensor = family_of(self._target.config).final_norm(self._target)(residual)
         return normed
 
     def _layer(self, index: int) -> Layer:

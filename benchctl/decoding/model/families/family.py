@@ -28,7 +28,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Parts:
     """Everything that a target computes with.
 
-    rotary  [positions, head_dim / 2] complex rotations
+    rotary     [positions, head_dim / 2] complex rotations
+    positions  [positions, width] that are added to the embeddings of tokens at these positions, if any
     """
 
     embedding: Tensor
@@ -38,6 +39,7 @@ class Parts:
     lm_head: Linear
     rotary: Tensor
     encoder: Encoder | None = None
+    positions: Tensor | None = None
 
 
 class Family:
@@ -45,12 +47,14 @@ class Family:
 
     A family is a subclass in a file of this package, found by its name. It overrides the methods whose answer differs.
 
-    types       model types of transformers' configurations
-    has_encoder whether an encoder reads the prompt
+    types        model types of transformers' configurations
+    has_encoder  whether an encoder reads the prompt
+    plain_layers whether each layer computes what Llama's does: norm, attention, sum, norm, gated MLP or experts, sum
     """
 
     types: ClassVar[tuple[str, ...]] = ()
     has_encoder: ClassVar[bool] = False
+    plain_layers: ClassVar[bool] = True
 
     # Facts that the configuration contains.
 
@@ -110,27 +114,42 @@ class Family:
         in both forms. Where the form copies all weights, nothing keeps their file mapped. ``model`` cannot run
         afterwards.
         """
-        body, embedding = model.model, model.model.embed_tokens.weight.detach()
+        stack, embed, head = self.stack(model), model.get_input_embeddings(), model.get_output_embeddings()
+        embedding, positions = embed.weight.detach(), self.positions(model)
         if release and form == "fast" and embedding.device.type == "cpu" and embedding.dtype == torch.float32:
-            embedding = embedding.clone()  # a view of the file would keep all of it mapped
+            # A view of the file would keep all of it mapped.
+            embedding, positions = embedding.clone(), None if positions is None else positions.clone()
 
         def read(index: int) -> Layer:
             layer = self.read_layer(model, index, form)
             if release:
-                body.layers[index] = torch.nn.Identity()
+                stack[index] = torch.nn.Identity()
             return layer
 
         return Parts(
             embedding=embedding,
-            embedding_scale=float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0)),
-            blocks=list(map(read, range(len(body.layers)))),
-            final_norm=self.read_norm(body.norm),
-            lm_head=Linear(model.lm_head.weight, model.lm_head.bias, form),
+            embedding_scale=float(getattr(embed, "scalar_embed_scale", 1.0)),
+            blocks=list(map(read, range(len(stack)))),
+            final_norm=self.read_norm(self.final_norm(model)),
+            lm_head=Linear(head.weight, head.bias, form),
             rotary=self.rotary(model, self.context_tokens(model.config), embedding.dtype),
+            positions=positions,
         )
 
+    def stack(self, model: Any) -> Any:
+        """The layers of a ``model``, as its list of modules."""
+        return model.base_model.layers
+
+    def final_norm(self, model: Any) -> Any:
+        """The norm before the LM head."""
+        return model.base_model.norm
+
+    def positions(self, model: Any) -> Tensor | None:
+        """[positions, width] that are added to embeddings; None where positions enter by rotations alone."""
+        return None
+
     def read_layer(self, model: Any, index: int, form: Form) -> Layer:
-        layer = model.model.layers[index]
+        layer = self.stack(model)[index]
         return Layer(
             attention_norm=self.read_norm(layer.input_layernorm),
             attention=self.read_attention(model, index, form),
@@ -141,7 +160,7 @@ class Family:
     def read_attention(self, model: Any, index: int, form: Form) -> Attention:
         config = model.config
         return read_attention(
-            model.model.layers[index].self_attn,
+            self.attention_module(self.stack(model)[index]),
             heads=self.heads(config),
             kv_heads=self.kv_heads(config),
             head_dim=self.head_dim(config),
@@ -150,6 +169,10 @@ class Family:
             form=form,
             read_norm=self.read_norm,
         )
+
+    def attention_module(self, layer: Any) -> Any:
+        """What holds the products of a ``layer``'s attention by the names that read_attention takes."""
+        return layer.self_attn
 
     def read_mlp(self, module: Any, config: Any, form: Form) -> Mlp | Experts:
         return read_mlp(module, ACTIVATIONS[self.activation(config)], form)
@@ -160,12 +183,12 @@ class Family:
 
     def rotated(self, model: Any) -> int:
         """Leading values of each head that are rotated."""
-        return 2 * int(model.model.rotary_emb.inv_freq.numel())
+        return 2 * int(model.base_model.rotary_emb.inv_freq.numel())
 
     def rotary(self, model: Any, positions: int, dtype: torch.dtype) -> Tensor:
         """[positions, head_dim / 2] complex rotations of the model's own module; 1 where a pair is not rotated."""
-        like = model.model.embed_tokens.weight.new_empty(0, dtype=dtype)
-        return rotations(model.model.rotary_emb, self.head_dim(model.config), positions, like)
+        like = model.get_input_embeddings().weight.new_empty(0, dtype=dtype)
+        return rotations(model.base_model.rotary_emb, self.head_dim(model.config), positions, like)
 
 
 def read_norm(module: Any, order: Tensor | None = None, offset: float = 0.0) -> Norm:
