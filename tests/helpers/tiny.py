@@ -34,7 +34,7 @@ _LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 
-# Name -> family and the settings it adds; the first eight are the plain families.
+# Name -> family and the settings it adds; the first ten are the plain families.
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "mistral": ("mistral", {"sliding_window": None}),
@@ -44,6 +44,11 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 8, "num_key_value_heads": 1}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
     "mixtral": ("mixtral", MIXTRAL),
+    "gpt_neox": ("gpt_neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
+    "phi": ("phi", {"initializer_range": 0.5}),
+    "gpt_neox_sequential": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "gpt_neox_whole": ("gpt_neox", {"rotary_pct": 1.0, "tie_word_embeddings": True, "hidden_act": "gelu_new"}),
+    "phi_norms": ("phi", {"qk_layernorm": True, "partial_rotary_factor": 1.0, "tie_word_embeddings": True}),
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama_rope3": ("llama", {"rope_parameters": _LLAMA3}),
     "mistral_window": ("mistral", {"sliding_window": 6, "head_dim": 16}),
