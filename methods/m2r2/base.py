@@ -11,6 +11,7 @@ from torch import Tensor
 
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.target import TargetInfo
+from benchctl.decoding.modules.adapters import unsupported_layers
 from benchctl.decoding.modules.low_rank import AdapterKind, AdapterSettings
 from benchctl.decoding.modules.trainable import SecondStage, Tally, Trainable, TrainingBatch, TrainingDefaults
 from benchctl.errors import UserError
@@ -57,6 +58,8 @@ class TwoStreamMethod(Method, Trainable):
         return [Interval(first, gate, layers, rate) for first, gate in pairwise((0, *gates))]
 
     def unsupported(self, target: TargetInfo) -> str | None:
+        if problem := unsupported_layers(target):
+            return problem
         intervals, layers = self.intervals(target.layers), target.layers
         gate = intervals[-1].gate if intervals else 1
         return f"gate {gate} is not below the target's {layers} layers" if gate >= layers or not intervals else None

@@ -21,6 +21,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, check_options, one_token
 from benchctl.decoding.model.layers import Layer, mix, project, run_layers
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.adapters import unsupported_layers
 from benchctl.decoding.modules.folders import load_modules
 from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
@@ -59,7 +60,8 @@ class MixtureOfDepths(Method, Trainable):
         check_options(self, 0, "threshold", most=1)
 
     def unsupported(self, target: TargetInfo) -> str | None:
-        return "it has one layer, and the first is never routed" if target.layers < 2 else None
+        too_few = "it has one layer, and the first is never routed"
+        return unsupported_layers(target) or (too_few if target.layers < 2 else None)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> RoutedDepth:
         settings = AdapterSettings("lora", self.rank, self.alpha)

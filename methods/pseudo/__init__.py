@@ -22,6 +22,7 @@ from benchctl.decoding.drafting.trees import MOST_NODES, read_widths, wide_tree
 from benchctl.decoding.method import Context, Outcome, Speculative, check_options, refuse_options
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.modules.adapters import unsupported_layers
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.folders import load_modules
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
@@ -84,7 +85,7 @@ class Pseudo(Speculative, Trainable, UsesDraftVocabulary):
 
     def unsupported(self, target: TargetInfo) -> str | None:
         too_high = f"layer {self.layer} is not below the target's {target.layers} layers; give a lower one"
-        return None if self.layer < target.layers else too_high
+        return unsupported_layers(target) or (None if self.layer < target.layers else too_high)
 
     def build(self, info: TargetInfo, lm_head: Tensor) -> PseudoRows:
         layer = 0 if self.kind == "prompt" else self.layer or info.layers // 2

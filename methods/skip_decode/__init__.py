@@ -21,7 +21,7 @@ from benchctl.decoding.experts.offload import Timer
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.method import Context, Method, check_options, one_token, refuse_options
 from benchctl.decoding.model.target import Target, TargetInfo
-from benchctl.decoding.modules.adapters import Adapters
+from benchctl.decoding.modules.adapters import Adapters, unsupported_layers
 from benchctl.decoding.modules.folders import load_modules, read_facts
 from benchctl.decoding.modules.low_rank import AdapterSettings
 from benchctl.decoding.modules.trainable import Tally, Trainable, TrainingBatch, TrainingDefaults
@@ -83,7 +83,7 @@ class SkipDecode(Method, Batched, Trainable):
         for name in ("max_layers", "min_layers", "warmup_layers"):
             if getattr(self, name) > target.layers:
                 return f"{name} {getattr(self, name)} is more than the target's {target.layers} layers"
-        return None
+        return unsupported_layers(target) if self.needs_modules else None
 
     def refuse(self, folder: str, trained: Mapping[str, Any]) -> None:
         layers = read_facts(folder).target.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -435,3 +436,19 @@ def test_methods_with_modules_decode_in_the_precision_of_a_gpu(label: str, famil
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9)):
         request = DecodeRequest(prompt_of(9), 12, sampling)
         assert len(decode(prepared(label, target), target, request).token_ids) == 12
+
+
+CHANGES_LAYERS = ("m2r2", "m2r2_dynamic", "pseudo", "mixture_of_depths", "skip_decode")
+
+
+@pytest.mark.parametrize("label", CHANGES_LAYERS)
+def test_a_method_that_changes_parts_of_layers_refuses_layers_that_differ_from_those_of_llama(label: str) -> None:
+    """Adapters inside layers know nothing of norms behind sub-layers, soft caps or parallel MLPs."""
+    info = pair("llama").target.info
+    assert build(label).unsupported(info) is None
+    assert "'llama'" in str(build(label).unsupported(replace(info, plain_layers=False)))
+
+
+def test_skip_decode_without_adapters_runs_any_layers() -> None:
+    info = replace(pair("llama").target.info, plain_layers=False)
+    assert build("skip_decode[adapters=none]").unsupported(info) is None

@@ -19,6 +19,13 @@ from benchctl.decoding.modules.low_rank import AdapterSettings, LowRank
 from benchctl.decoding.modules.trainable import Numbered, TrainingBatch
 
 
+def unsupported_layers(target: TargetInfo) -> str | None:
+    """Why a method that changes the parts of the target's layers cannot run on it, or None."""
+    if target.plain_layers:
+        return None
+    return f"it changes parts inside the target's layers, and layers of {target.family!r} differ from Llama's"
+
+
 class TextAttention:
     """Each token of a batch sees those before it in its document, itself included, within the layer's window."""
 

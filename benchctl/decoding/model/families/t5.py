@@ -15,6 +15,7 @@ from benchctl.errors import UserError
 class T5(Family):
     types = ("t5",)
     has_encoder = True
+    plain_layers = False
 
     def layers(self, config: Any) -> int:
         return int(config.num_decoder_layers)
