@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from refusals import refused
 from tiny import FAMILIES, VARIANTS, tiny_config, tiny_folder, tiny_model, tiny_target
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, BloomConfig
 
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.families import check_family, family, family_of
@@ -229,7 +229,10 @@ DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     ("config", "error", "fact"),
     [
         (tiny_config("gemma", use_bidirectional_attention=True), "unsupported_attention", ""),
-        (GPT2Config(), "unknown_family", "gpt2"),
+        (BloomConfig(), "unknown_family", "bloom"),
+        (tiny_config("opt", do_layer_norm_before=False), "unsupported_opt", "do_layer_norm_before"),
+        (tiny_config("opt", word_embed_proj_dim=16), "unsupported_opt", "word_embed_proj_dim 16"),
+        (tiny_config("opt", _remove_final_layer_norm=True), "unsupported_opt", "_remove_final_layer_norm"),
         (tiny_config("llama", hidden_act="relu2"), "unsupported_activation", "relu2"),
         # Its keys change with the length of the text.
         (tiny_config("llama", rope_parameters=DYNAMIC_ROPE), "unsupported_rope", "dynamic"),
@@ -242,8 +245,8 @@ def test_a_variant_that_is_not_reproduced_is_refused(config: Any, error: str, fa
 
 def test_unsupported_folder_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "model")
-    GPT2Config(n_layer=1).save_pretrained(folder)
-    with refused("unknown_family", "gpt2"):
+    BloomConfig(n_layer=1).save_pretrained(folder)
+    with refused("unknown_family", "bloom"):
         Target.load(folder)
 
 

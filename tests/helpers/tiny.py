@@ -34,7 +34,7 @@ _LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 
-# Name -> family and the settings it adds; the first ten are the plain families.
+# Name -> family and the settings it adds; the first twelve are the plain families.
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "mistral": ("mistral", {"sliding_window": None}),
@@ -46,6 +46,15 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", MIXTRAL),
     "gpt_neox": ("gpt_neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     "phi": ("phi", {"initializer_range": 0.5}),
+    "gpt2": ("gpt2", {"n_inner": 48, "initializer_range": 0.5}),
+    "opt": ("opt", {"ffn_dim": 48, "initializer_range": 0.5}),
+    "gpt2_scaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False}),
+    "gpt2_unscaled": ("gpt2", {"scale_attn_weights": False, "activation_function": "relu", "initializer_range": 0.2}),
+    "opt_bare": (
+        "opt",
+        {"ffn_dim": 40, "initializer_range": 0.5, "enable_bias": False, "layer_norm_elementwise_affine": False}
+        | {"tie_word_embeddings": False},
+    ),
     "gpt_neox_sequential": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "gpt_neox_whole": ("gpt_neox", {"rotary_pct": 1.0, "tie_word_embeddings": True, "hidden_act": "gelu_new"}),
     "phi_norms": ("phi", {"qk_layernorm": True, "partial_rotary_factor": 1.0, "tie_word_embeddings": True}),
