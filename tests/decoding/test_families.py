@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from refusals import refused
 from tiny import FAMILIES, VARIANTS, tiny_config, tiny_folder, tiny_model, tiny_target
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, BloomConfig
 from transformers.models.glm4 import modeling_glm4
 
 from benchctl.decoding.kv.stream import Stream
@@ -149,8 +149,9 @@ def test_each_layer_is_freed_as_soon_as_it_is_read(variant: str, monkeypatch: py
     """A model and joined copies of all its layers took 25 GB on a GPU for weights of 16."""
     model, alive = tiny_model(variant), list[int]()
     their_logits, parameters = theirs(model, IDS), sum(p.numel() for p in model.parameters())
-    layers = [weakref.ref(layer) for layer in model.model.layers]
-    kind = type(family_of(model.config))
+    family = family_of(model.config)
+    layers = [weakref.ref(layer) for layer in family.stack(model)]
+    kind = type(family)
     read_layer = kind.read_layer
 
     def counting(*arguments: Any) -> Layer:
@@ -312,7 +313,10 @@ DYNAMIC_FULL = {
     ("config", "error", "fact"),
     [
         (tiny_config("gemma", use_bidirectional_attention=True), "unsupported_attention", ""),
-        (GPT2Config(), "unknown_family", "gpt2"),
+        (BloomConfig(), "unknown_family", "bloom"),
+        (tiny_config("opt", do_layer_norm_before=False), "unsupported_opt", "do_layer_norm_before"),
+        (tiny_config("opt", word_embed_proj_dim=16), "unsupported_opt", "word_embed_proj_dim 16"),
+        (tiny_config("opt", _remove_final_layer_norm=True), "unsupported_opt", "_remove_final_layer_norm"),
         (tiny_config("llama", hidden_act="mish"), "unsupported_activation", "mish"),
         # Its keys change with the length of the text.
         (tiny_config("llama", rope_parameters=DYNAMIC_ROPE), "unsupported_rope", "dynamic"),
@@ -326,8 +330,8 @@ def test_a_variant_that_is_not_reproduced_is_refused(config: Any, error: str, fa
 
 def test_unsupported_folder_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "model")
-    GPT2Config(n_layer=1).save_pretrained(folder)
-    with refused("unknown_family", "gpt2"):
+    BloomConfig(n_layer=1).save_pretrained(folder)
+    with refused("unknown_family", "bloom"):
         Target.load(folder)
 
 

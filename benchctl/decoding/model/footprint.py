@@ -40,7 +40,7 @@ def products(block: Layer) -> Iterator[Linear]:
 
 def read_bytes(block: Layer) -> int:
     """Of the weights that a row reads in a layer, each once: of experts those that a token goes to."""
-    mlp, size = block.mlp, sum(norm.gain.nbytes for norm in block.norms)
+    mlp, size = block.mlp, sum(tensor.nbytes for norm in block.norms for tensor in norm.tensors)
     for product in products(block):
         size += product.weight_bytes + (0 if product.bias is None else product.bias.nbytes)
     if isinstance(mlp, Experts):
@@ -79,7 +79,9 @@ def footprint(target: Target, device: str, weights: str = "auto") -> Footprint:
         held = plain if converted else plain + joined  # joined copies, next to the mapped file
         return Footprint(held, max(read, held), max(read, held))
     tied = head * bool(target.config.tie_word_embeddings)
-    held = (embedding + in_layers + head) // 2 if weights == "float16" else plain + in_layers + head + tied
+    positions = 0 if target.positions is None else target.positions.nbytes
+    halved = (embedding + in_layers + head) // 2 + positions
+    held = halved if weights == "float16" else plain + in_layers + head + tied
     peak = max(read, held + embedding + head - tied) if converted else file + held
     return Footprint(held, peak, peak)
 

@@ -112,8 +112,8 @@ class OpaqueTarget(Target):
     def new_cache(self, tokens: int) -> OpaqueCache:
         return OpaqueCache(self.layers)
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """[rows, vocabulary] without numbers: the model reads the ids of the layout."""
+    def embed(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """[rows, vocabulary] without numbers: the model reads the ids and positions of the layout."""
         return torch.full((1, 1), torch.nan, dtype=self.dtype, device=self.device).expand(len(tokens), self.vocabulary)
 
     def layout(
@@ -181,7 +181,7 @@ class OpaqueTarget(Target):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
                 layout.tokens, layout.last_only = part, True
-                yield self.run(self.embed(part), cache, 0, self.layers, layout)[-1:]
+                yield self.run(self.embed(part, layout.positions), cache, 0, self.layers, layout)[-1:]
 
     @torch.inference_mode()
     def _check(self) -> None:
@@ -226,7 +226,7 @@ class OpaqueTarget(Target):
         start = cache.lengths[0]
         layout = self.layout(start, range(start, start + len(ids)))
         layout.tokens = ids
-        return self.run(self.embed(ids), cache, 0, self.layers, layout)
+        return self.run(self.embed(ids, layout.positions), cache, 0, self.layers, layout)
 
     def _agree(self, ours: Tensor, theirs: Tensor) -> bool:
         theirs = theirs[:, : self.vocabulary].double()
