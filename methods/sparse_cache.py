@@ -68,7 +68,8 @@ class SparseCache(Speculative):
         parts, drafted = [Parts()] * target.layers, min(self._stop.begin(), budget)
         choose = self._begin(stream) if drafted > 0 else None  # what the first row sees is what the whole draft sees
         for earlier in range(drafted):
-            state = target.embed([chain.tokens[-1] if earlier else context.tokens[-1]])
+            token = chain.tokens[-1] if earlier else context.tokens[-1]
+            state = target.embed([token], [stream.base + earlier])
             state = stream.detour(state, parts, earlier=earlier, view=self._view, choose=choose)
             choose, draft_logits = None, target.head(state)
             if self._stop.ends(draft_logits, chain.add(draft_logits)) or chain.ended:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
+from benchctl.decoding.model.families import family_of
 from benchctl.decoding.model.kernels import Norm
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer
@@ -61,7 +62,8 @@ class Naive:
     def logits(self, states: Tensor) -> Tensor:
         """[..., vocabulary] through final norm and head."""
         config = self.model.config
-        answer: Tensor = self.model.lm_head(self.model.model.norm(states)) / getattr(config, "logits_scaling", 1.0)
+        normed = family_of(config).final_norm(self.model)(states)
+        answer: Tensor = self.model.get_output_embeddings()(normed) / getattr(config, "logits_scaling", 1.0)
         cap = getattr(config, "final_logit_softcapping", None)
         return answer if cap is None else cap * torch.tanh(answer / cap)
 
@@ -92,7 +94,8 @@ class Naive:
 
             return hook
 
-        handles = [layer.register_forward_hook(freeze(i)) for i, layer in enumerate(self.model.model.layers)]
+        layers = family_of(self.model.config).stack(self.model)
+        handles = [layer.register_forward_hook(freeze(i)) for i, layer in enumerate(layers)]
         try:
             self.model(torch.tensor([list(text)]), past_key_values=cache, use_cache=cache is not None)
         finally:
@@ -160,8 +163,11 @@ def random_model(config: Any, seed: int, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def _roughen(model: Any) -> None:
+    gains = {
+        id(module.weight) for module in model.modules() if type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
+    }
     for name, parameter in model.named_parameters():
-        if name.endswith("norm.weight"):
+        if id(parameter) in gains:
             parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
         elif name.endswith("bias"):
             parameter.normal_(0.0, 0.3)
@@ -169,22 +175,30 @@ def _roughen(model: Any) -> None:
             parameter.normal_(0.0, 2.0)  # some take most of a head's attention
     if model.config.tie_word_embeddings:
         # A residual that stays close to its token's embedding makes a tied head repeat that token for ever.
-        scale = float(getattr(model.model.embed_tokens, "scalar_embed_scale", 1.0))
+        embedding, norm = model.get_input_embeddings(), family_of(model.config).final_norm(model)
+        scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
         offset = 1.0 if model.config.model_type.startswith("gemma") else 0.0  # its gain is 1 + w
-        model.model.embed_tokens.weight.mul_(0.1 / scale)
-        model.model.norm.weight.add_(offset).mul_(10.0 * scale).sub_(offset)
+        embedding.weight.mul_(0.1 / scale)
+        norm.weight.add_(offset).mul_(10.0 * scale).sub_(offset)
 
 
 class _WatchedNorm(Norm):
     """The same norm, ``look`` being called first."""
 
     def __init__(self, norm: Norm, look: Callable[[], None]) -> None:
-        self.__dict__.update(norm.__dict__)
-        self._look = look
+        super().__init__(norm.gain, norm.eps)
+        self._norm, self._look = norm, look
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._norm.tensors
+
+    def holding(self, *tensors: Tensor) -> Norm:
+        return self._norm.holding(*tensors)
 
     def __call__(self, x: Tensor) -> Tensor:
         self._look()
-        return super().__call__(x)
+        return self._norm(x)
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ class _Batch:
         cache = self._cache
         tables = (self._target.rotary, *self._target.more_rotary)
         turns = [table[cache.positions].unsqueeze(1) for table in tables]
-        x = self._target.embed(tokens)
+        x = self._target.embed(tokens, cache.positions)
         for index in layers:
             layer = self._target.blocks[index]
             attention = layer.attention

@@ -176,10 +176,11 @@ def choose_executor(
     Engines are measured also where nobody does. Raises UserError for models that the executor cannot run, and for
     settings that it does not take.
     """
+    of_engines = isinstance(choices[0].method, Engine)
     try:
-        return _choose_executor(settings, names, notify)
+        return _choose_executor(settings, names, of_engines, notify)
     except UserError as problem:
-        if settings.models.executor != "auto" or not isinstance(choices[0].method, Engine):
+        if settings.models.executor != "auto" or not of_engines:
             raise
         notify(
             f"benchctl cannot run {names[0]} ({problem}). So target agreement stays empty: speed is measured, and "
@@ -188,7 +189,9 @@ def choose_executor(
         return NOBODY
 
 
-def _choose_executor(settings: RunSettings, names: Sequence[str], notify: Callable[[str], None]) -> str:
+def _choose_executor(
+    settings: RunSettings, names: Sequence[str], of_engines: bool, notify: Callable[[str], None]
+) -> str:
     asked, read = settings.models.executor, {name: load_tokenizer(bundled.resolve(name)) for name in names}
     problems = {name: problem for name, tokenizer in read.items() if (problem := _unknown(tokenizer))}
     if asked == STATIC or (asked == "auto" and not problems):
@@ -206,9 +209,10 @@ def _choose_executor(settings: RunSettings, names: Sequence[str], notify: Callab
     if asked == "auto":
         name = next(iter(problems))
         kind = read[name].wrapper or read[name].config.model_type
+        lost = "Methods that need inner layers are left out, and speed-ups are those of transformers' passes."
         notify(
-            f"{name}: benchctl has no layers for this model ({kind}), so transformers runs it. "
-            "Methods that need inner layers are left out, and speed-ups are those of transformers' passes."
+            f"{name}: benchctl has no layers for this model ({kind}), so transformers runs it"
+            f"{' to score the answers' if of_engines else ''}.{'' if of_engines else f' {lost}'}"
         )
     return WHOLE
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.footprint import read_bytes
-from benchctl.decoding.model.kernels import Form, Linear, NoNorm, Norm
+from benchctl.decoding.model.kernels import Form, Linear, Norm
 from benchctl.decoding.model.layers import Experts, Layer, Mlp, run_layers
 from benchctl.decoding.model.target import Target, outline
 from benchctl.measuring.check import STATIC, CheckedRun, plan_of
@@ -97,11 +97,8 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
     def linear(outlined: Linear) -> Linear:
         return Linear(numbers(outlined.weight), None, form)
 
-    def norm(outlined: Norm) -> Norm:
-        return outlined if isinstance(outlined, NoNorm) else Norm(numbers(outlined.gain), 1e-6)
-
     def post(outlined: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
-        return norm(outlined) if isinstance(outlined, Norm) else outlined
+        return outlined.changed(numbers) if isinstance(outlined, Norm) else outlined
 
     def dense(outlined: Mlp) -> Mlp:
         return replace(outlined, gate_up=linear(outlined.gate_up), down=linear(outlined.down), post=post(outlined.post))
@@ -118,7 +115,7 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
         post=post(attention.post),
     )
     if isinstance(mlp, Experts):
-        made = replace(
+        made: Mlp | Experts = replace(
             mlp,
             router=numbers(mlp.router),
             gate_up=numbers(mlp.gate_up),
@@ -130,5 +127,6 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
             shared_gate=None if mlp.shared_gate is None else numbers(mlp.shared_gate),
             post=post(mlp.post),
         )
-        return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), made)
-    return Layer(norm(block.attention_norm), attention, norm(block.mlp_norm), dense(mlp))
+    else:
+        made = dense(mlp)
+    return Layer(block.attention_norm.changed(numbers), attention, block.mlp_norm.changed(numbers), made)

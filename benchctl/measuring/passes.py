@@ -22,13 +22,14 @@ class Passes:
         self._cache: Cache = target.new_cache(text_tokens + most_rows)
         layout = target.layout(0, range(text_tokens))
         layout.tokens = self._tokens(text_tokens)
-        target.run(target.embed(layout.tokens), self._cache, 0, target.layers, layout)
+        target.run(target.embed(layout.tokens, range(text_tokens)), self._cache, 0, target.layers, layout)
 
     def run(self, rows: int) -> None:
         """One pass of a chain of rows behind the text, from the embedding to the likeliest tokens on the host."""
-        target, layout = self.target, self.target.layout(self._start, range(self._start, self._start + rows))
+        target, positions = self.target, range(self._start, self._start + rows)
+        layout = target.layout(self._start, positions)
         layout.tokens = self._tokens(rows)
-        states = target.run(target.embed(layout.tokens), self._cache, 0, target.layers, layout)
+        states = target.run(target.embed(layout.tokens, positions), self._cache, 0, target.layers, layout)
         likeliest(target.head(states))
 
     def _tokens(self, count: int) -> list[int]:

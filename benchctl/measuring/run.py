@@ -457,6 +457,9 @@ def traffic_of(target: Target) -> tuple[int, int]:
         or any(block.attention.window is not None for block in target.blocks)
     ):
         return 0, 0
-    step_bytes = target.final_norm.gain.nbytes + target.lm_head.weight_bytes + sum(map(read_bytes, target.blocks))
+    bias = target.lm_head.bias
+    head_bytes = target.lm_head.weight_bytes + (0 if bias is None else bias.nbytes)
+    norm_bytes = sum(tensor.nbytes for tensor in target.final_norm.tensors)
+    step_bytes = norm_bytes + head_bytes + sum(map(read_bytes, target.blocks))
     values = sum(block.attention.kv_heads * block.attention.head_dim for block in target.blocks)
     return step_bytes, 2 * values * target.dtype.itemsize

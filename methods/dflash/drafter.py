@@ -89,7 +89,7 @@ class Drafter:
         """
         base, rows = self.length, min(self._block, len(self._rotary) - self.length)
         layout = Layout(base, range(base, base + rows), [range(rows)] * rows, self._rotary)
-        x = torch.cat((self._target.embed([token]), self._masks[: rows - 1]))
+        x = torch.cat((self._target.embed([token], [base]), self._masks[: rows - 1]))
         states = run_layers(self._layers, 0, x, self._cache, layout)
         self._cache.truncate(base)
         return self._lm_head(self._norm(states[1:]))

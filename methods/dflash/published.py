@@ -52,7 +52,7 @@ class Published(PublishedLayers):
         """Its weights, where and as the target is. Raises UserError for another target, and as `read` does."""
         self.refuse_other(target.info)
         module = self.read(target.layers).to(target.device, target.dtype).requires_grad_(False)
-        mask = target.embed([self.top["dflash_config"]["mask_token_id"]])[0]
+        mask = target.embed_anywhere([self.top["dflash_config"]["mask_token_id"]])[0]
         like = target.embedding.new_empty(0, dtype=target.dtype)
         return Parts(module, mask, self.rotary(target.context_tokens, like))
 

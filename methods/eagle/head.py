@@ -215,20 +215,22 @@ class Drafter:
                 features = [norm(each) for norm, each in zip(self._tap_norms, features, strict=True)]
             joined = torch.cat(list(features), -1)
             hidden = self._fc(joined if self._input_norm is None else self._input_norm(joined))
-        self._states = self._run(hidden, tokens, None)[-1:]
+        behind = self._side.length + 1  # each row reads the token behind it
+        self._states = self._run(hidden, self._embed(tokens, range(behind, behind + len(tokens))), None)[-1:]
 
     def __call__(self, frontier: Frontier) -> Tensor:
         """[rows, k] logits over the draft vocabulary behind a frontier below the last token that was read."""
         states = self._states
         if frontier.depth:
             hidden = self._states[list(frontier.parents)]
-            states = self._run(hidden, frontier.tokens, [parent - 1 for parent in frontier.parents])
+            embedded = self._embed(frontier.tokens, [self._side.length + frontier.depth] * len(frontier.tokens))
+            states = self._run(hidden, embedded, [parent - 1 for parent in frontier.parents])
             self._states = torch.cat((self._states, states))
         return self._lm_head(states if self._head_norm is None else self._head_norm(states))
 
-    def _run(self, hidden: Tensor, tokens: Sequence[int], parents: Sequence[int] | None) -> Tensor:
+    def _run(self, hidden: Tensor, embedded: Tensor, parents: Sequence[int] | None) -> Tensor:
         """States [rows, width] that later rows read; rows with ``parents`` are open."""
-        embedded, layer_input = self._embed(tokens), None
+        layer_input = None
         if self._token_norm is None:
             hidden = self._fc(torch.cat((embedded, hidden), -1))
         else:
@@ -239,9 +241,9 @@ class Drafter:
         states = side.read(hidden, layer_input) if parents is None else side.grow(hidden, parents, layer_input)
         return states if self._fed_norm is None else self._fed_norm(states)
 
-    def _embed(self, tokens: Sequence[int]) -> Tensor:
+    def _embed(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         own = self._traits.embedding
-        return self._target.embed(tokens) if own is None else own[list(tokens)]
+        return self._target.embed(tokens, positions) if own is None else own[list(tokens)]
 
 
 def _read(norm: nn.RMSNorm | None) -> Norm | None:

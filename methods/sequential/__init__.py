@@ -107,7 +107,9 @@ class Sequential(Speculative, Trainable, UsesDraftVocabulary):
         else:
             tokens, memories = frontier.tokens, self._memories[[parent - self._first for parent in frontier.parents]]
             self._first += len(self._memories)
-        self._memories, read = self._module.step(frontier.depth, memories, context.target.embed(tokens))
+        positions = [len(context.tokens) - 1 + frontier.depth] * len(tokens)
+        embedded = context.target.embed(tokens, positions)
+        self._memories, read = self._module.step(frontier.depth, memories, embedded)
         return self._lm_head(read)
 
     def _log_probs(self, context: Context, frontier: Frontier) -> Tensor:

@@ -126,7 +126,8 @@ class SkipLayers(Speculative):
             self._parts = nearest(stream, self._row, self.share)
         for earlier in range(min(self._stop.begin(), budget)):
             token = chain.tokens[-1] if earlier else context.tokens[-1]
-            state = stream.detour(stream.target.embed([token]), self._parts, earlier=earlier)
+            state = stream.target.embed([token], [stream.base + earlier])
+            state = stream.detour(state, self._parts, earlier=earlier)
             draft_logits = stream.target.head(state)
             if self._stop.ends(draft_logits, chain.add(draft_logits)) or chain.ended:
                 break

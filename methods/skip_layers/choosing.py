@@ -94,7 +94,8 @@ def matchness(stream: Stream, parts: Sequence[Parts], answer: Sequence[int], win
     The rows see the prompt as the whole target left it, and each other.
     """
     start = stream.base - len(answer) + 1
-    states = stream.detour(stream.target.embed(answer[:window]), parts, start=start)
+    scored = answer[:window]
+    states = stream.detour(stream.target.embed(scored, range(start, start + len(scored))), parts, start=start)
     likeliest: list[int] = stream.target.head(states).argmax(-1).tolist()
     return sum(map(int.__eq__, likeliest, answer[1 : window + 1])) / window
 

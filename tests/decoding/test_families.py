@@ -17,15 +17,16 @@ import torch.nn.functional as F
 from refusals import refused
 from tiny import FAMILIES, VARIANTS, tiny_config, tiny_folder, tiny_model, tiny_target
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, BloomConfig
 from transformers.models.glm4 import modeling_glm4
 
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model import layers
 from benchctl.decoding.model.families import check_family, family, family_of
 from benchctl.decoding.model.families.family import Family, Parts
+from benchctl.decoding.model.footprint import read_bytes
 from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp, weigh
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.target import Target, TargetInfo, outline
 
 IDS = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(7)).tolist()
 # Windows of 6 end long before 40; parts of more than 16 rows take the fused attention, the others the batched products.
@@ -148,8 +149,9 @@ def test_each_layer_is_freed_as_soon_as_it_is_read(variant: str, monkeypatch: py
     """A model and joined copies of all its layers took 25 GB on a GPU for weights of 16."""
     model, alive = tiny_model(variant), list[int]()
     their_logits, parameters = theirs(model, IDS), sum(p.numel() for p in model.parameters())
-    layers = [weakref.ref(layer) for layer in model.model.layers]
-    kind = type(family_of(model.config))
+    family = family_of(model.config)
+    layers = [weakref.ref(layer) for layer in family.stack(model)]
+    kind = type(family)
     read_layer = kind.read_layer
 
     def counting(*arguments: Any) -> Layer:
@@ -289,17 +291,36 @@ def test_the_configuration_alone_tells_what_the_weights_are(family: str, stray: 
     assert facts.experts_per_token == max(chosen, default=0)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_outline_of_a_model_has_its_sizes(variant: str) -> None:
+    """Memory and traffic are estimated before weights are read."""
+    outlined, target = outline(tiny_config(variant)), tiny_target(variant, dtype=torch.float32)
+    assert outlined.parameters == target.parameters
+    read = sum(map(read_bytes, outlined.blocks))
+    assert read == sum(map(read_bytes, target.blocks))
+    if TargetInfo.of(target.config).experts_per_token == 0:
+        assert read == 4 * sum(p.numel() for p in tiny_model(variant).model.layers.parameters())
+
+
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+DYNAMIC_FULL = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": DYNAMIC_ROPE,
+}
 
 
 @pytest.mark.parametrize(
     ("config", "error", "fact"),
     [
         (tiny_config("gemma", use_bidirectional_attention=True), "unsupported_attention", ""),
-        (GPT2Config(), "unknown_family", "gpt2"),
+        (BloomConfig(), "unknown_family", "bloom"),
+        (tiny_config("opt", do_layer_norm_before=False), "unsupported_opt", "do_layer_norm_before"),
+        (tiny_config("opt", word_embed_proj_dim=16), "unsupported_opt", "word_embed_proj_dim 16"),
+        (tiny_config("opt", _remove_final_layer_norm=True), "unsupported_opt", "_remove_final_layer_norm"),
         (tiny_config("llama", hidden_act="mish"), "unsupported_activation", "mish"),
         # Its keys change with the length of the text.
         (tiny_config("llama", rope_parameters=DYNAMIC_ROPE), "unsupported_rope", "dynamic"),
+        (tiny_config("olmo3", rope_parameters=DYNAMIC_FULL), "unsupported_rope", "dynamic"),
     ],
 )
 def test_a_variant_that_is_not_reproduced_is_refused(config: Any, error: str, fact: str) -> None:
@@ -309,8 +330,8 @@ def test_a_variant_that_is_not_reproduced_is_refused(config: Any, error: str, fa
 
 def test_unsupported_folder_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "model")
-    GPT2Config(n_layer=1).save_pretrained(folder)
-    with refused("unknown_family", "gpt2"):
+    BloomConfig(n_layer=1).save_pretrained(folder)
+    with refused("unknown_family", "bloom"):
         Target.load(folder)
 
 

@@ -83,7 +83,7 @@ def test_other_files_of_the_folder_are_no_weights_of_the_model(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("family", "changed", "id"),
     [
-        ("qwen2", {"model_type": "gpt2"}, "unknown_family"),
+        ("qwen2", {"model_type": "bloom"}, "unknown_family"),
         ("qwen2", {"model_type": "mixtral"}, "not_exportable"),
         ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "changed_arithmetic"),
         ("qwen2", {"hidden_act": "gelu"}, "changed_arithmetic"),

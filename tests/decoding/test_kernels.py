@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import get_args
 from unittest.mock import MagicMock
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchctl.decoding.model import kernels
-from benchctl.decoding.model.kernels import Form, Linear, Norm, in_form, may_copy
+from benchctl.decoding.model.kernels import Form, LayerNorm, Linear, Norm, in_form, may_copy
 from benchctl.decoding.modules.low_rank import Delta, LowRank
 
 # Below and above the size from which weights are packed for several rows.
@@ -162,3 +163,22 @@ def test_stacked_norms_give_each_row_its_own(dtype: torch.dtype) -> None:
     x = randn(3, 16, dtype=dtype, seed=9)
     expected = torch.cat([norm(row) for norm, row in zip(norms, x.unsqueeze(1), strict=True)])
     torch.testing.assert_close(Norm.stacked(norms)(x), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_layer_norms_are_torch_s_also_scaled_and_stacked(dtype: torch.dtype) -> None:
+    norms, theirs = list[LayerNorm](), list[nn.LayerNorm]()
+    for seed in range(3):
+        module = nn.LayerNorm(16, eps=1e-3, dtype=dtype).requires_grad_(False)
+        module.weight.copy_(randn(16, dtype=dtype, seed=seed))
+        module.bias.copy_(randn(16, dtype=dtype, seed=seed + 5))
+        norms.append(LayerNorm(module.weight, module.bias, module.eps))
+        theirs.append(module)
+    x, gain = 3 * randn(3, 16, dtype=dtype, seed=9), randn(16, dtype=dtype, seed=10)
+    close = partial(torch.testing.assert_close, rtol=1e-6, atol=0.1 if dtype is torch.bfloat16 else 1e-5)
+    torch.testing.assert_close(norms[0](x), theirs[0](x), rtol=0, atol=0)
+    close(norms[0].scaled(gain)(x), theirs[0](x) * gain)
+    expected = torch.cat([norm(row) for norm, row in zip(theirs, x.unsqueeze(1), strict=True)])
+    close(Norm.stacked(norms)(x), expected)
+    heads = x.unsqueeze(1).repeat(1, 2, 1)
+    close(Norm.stacked(norms, per_head=True)(heads), expected.unsqueeze(1).repeat(1, 2, 1))

@@ -24,13 +24,15 @@ class Plain:
         self.open: list[tuple[int, int]] = []  # token and parent
 
     def read(self, tokens: list[int]) -> None:
-        states = self.side.read(self.target.embed(tokens))
+        states = self.side.read(self.target.embed_anywhere(tokens))
         self.text, self.open = self.text + tokens, []
         for row, state in enumerate(states):
             self._check(state, self.text[: len(self.text) - len(tokens) + row + 1])
 
     def grow(self, rows: list[tuple[int, int]]) -> None:
-        states = self.side.grow(self.target.embed([token for token, _ in rows]), [parent for _, parent in rows])
+        states = self.side.grow(
+            self.target.embed_anywhere([token for token, _ in rows]), [parent for _, parent in rows]
+        )
         first = len(self.open)
         self.open += rows
         for row, state in enumerate(states, first):
@@ -87,7 +89,7 @@ def test_rows_read_grown_and_forgotten_at_random_are_as_in_passes_over_each_bran
 @torch.inference_mode()
 def test_the_first_attention_reads_what_it_is_given_instead_of_its_norm() -> None:
     target = tiny_target("llama", layers=2)
-    x = target.embed([5, 6, 7])
+    x = target.embed_anywhere([5, 6, 7])
     like = target.rotary.real.new_empty(0)
     norm = target.blocks[0].attention_norm
     ours, plain = (SideLayers(target.blocks, target.rotary, like, 4) for _ in range(2))

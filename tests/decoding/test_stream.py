@@ -266,6 +266,6 @@ def test_rows_with_given_states_run_as_tokens_of_these_embeddings(variant: str) 
     assert given.text == [*TEXT[:11], 5, 7]
     assert_cached_as_if_fresh(given, [*TEXT[:11], 5, 7])
     first = after(target, TEXT[:11])
-    first.push([0], [-1], target.embed([8]))
+    first.push([0], [-1], target.embed_anywhere([8]))
     first.advance()
     assert_same(first.logits(), logits_of(target, [*TEXT[:11], 8])[-1:])

@@ -61,9 +61,9 @@ def test_the_passes_that_are_compared_have_these_sizes_and_read_all_tokens_but_t
     read: dict[int, list[int]] = {}
 
     class Watched(Uneven):
-        def embed(self, tokens: Sequence[int]) -> Tensor:
+        def embed(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
             read.setdefault(len(tokens), []).extend(tokens)
-            return super().embed(tokens)
+            return super().embed(tokens, positions)
 
     said = prompt_of(65)
     control = AnswerControl(uneven(kind=Watched), [1, 2, 3, 4, 5, 6, 7], said)

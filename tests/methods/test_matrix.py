@@ -36,7 +36,7 @@ from runs import (
     run,
     with_head_of,
 )
-from tiny import tiny_model
+from tiny import tiny_config, tiny_model
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -48,7 +48,7 @@ from benchctl.conformance.random_models import FEW_TOKENS, RandomModels, random_
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build, builtin_names, method_class, parse_label
 
@@ -174,6 +174,26 @@ def test_limits_stops_prompts_seeds_batches_change_nothing(label: str, family: s
     skipped = {check for check, finding in findings.items() if isinstance(finding, Skipped)}
     lossy, alone = build(label).exactness == "lossy", why_not_batched(build(label)) is not None
     assert skipped == {*(["cache"] if lossy else []), *(["batches"] if alone else [])}
+
+
+OTHER_LAYERS = TargetInfo.of(tiny_config("olmo3", layers=LAYERS))
+ON_OTHER_LAYERS = [label for label in (*EXACT, *LOSSY) if build(label).unsupported(OTHER_LAYERS) is None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", [label for label in ON_OTHER_LAYERS if label in EXACT])
+def test_exact_methods_are_exact_where_norms_windows_and_rotations_differ(
+    label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims_exact(label, monkeypatch)
+    assert look("greedy", label, "olmo3", 0, tmp_path) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", [label for label in ON_OTHER_LAYERS if label in FIRST])
+def test_conduct_on_two_rotary_tables(label: str, tmp_path: Path) -> None:
+    findings = {check: look(check, label, "gemma3_text", 0, tmp_path) for check in CONDUCT}
+    assert [finding for finding in findings.values() if isinstance(finding, Deviation)] == []
 
 
 @pytest.mark.slow

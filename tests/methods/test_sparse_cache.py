@@ -137,7 +137,7 @@ def test_rows_that_see_a_view_are_counted_and_leave_the_stream_alone() -> None:
         chosen.append((layer, len(queries)))
 
     for at, token in enumerate((9, 10)):
-        row = target.embed([token])
+        row = target.embed_anywhere([token])
         states.append(stream.detour(row, parts, earlier=at, view=view, choose=None if at else choose))
     assert chosen == [(layer, 1) for layer in range(LAYERS)]
     assert stream.runs == [LayerRun(0, LAYERS, 1, 2 * LAYERS)] * 2
@@ -149,7 +149,7 @@ def test_rows_that_see_a_view_are_counted_and_leave_the_stream_alone() -> None:
     stream.keep(range(2))
     for wrong in ({"start": 2}, {"apart": True}):
         with pytest.raises(ValueError, match="view"):
-            stream.detour(target.embed([9]), parts, view=view, **wrong)
+            stream.detour(target.embed_anywhere([9]), parts, view=view, **wrong)
 
 
 @torch.inference_mode()

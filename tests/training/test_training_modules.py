@@ -283,6 +283,13 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp
         assert "320" in shown and "50" in shown
 
 
+def test_a_temperature_too_low_is_refused_before_answers_are_written(trained: Path, tmp_path: Path) -> None:
+    """Logits in float32 divided by 1e-40 are infinite, and probabilities nan."""
+    words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "out", *BATCHES, *COMMON)
+    own = ("--self-distil", 6, "--self-distil-temperature", 1e-40)
+    assert "1e-40" in refused("train", "medusa[heads=2]", *words, *own, id="temperature_too_low")
+
+
 def test_the_run_resumes_only_as_it_was(trained: Path) -> None:
     words = ["--model", trained / "target", "--data", trained / "data", "--out", trained / "heads", *BATCHES, *COMMON]
     own = ["--self-distil", 6, "--answer-tokens", 6]

@@ -57,6 +57,7 @@ class Stream:
         self.taps: tuple[int, ...] = ()
         self.features: tuple[Tensor, ...] = ()
         self._parents: list[int] = []
+        self._tree: tuple[list[int], list[list[int]]] | None = None
         self._is_chain, self._last_only = True, False
         self._states: Tensor | None = None
 
@@ -87,7 +88,7 @@ class Stream:
         chain = range(self.rows - 1, self.rows - 1 + len(tokens))
         self._is_chain = self._is_chain and (parents is None or list(parents) == list(chain))
         self._parents += chain if parents is None else parents
-        self._last_only = last_only
+        self._tree, self._last_only = None, last_only
         self.text += tokens
 
     @property
@@ -95,7 +96,7 @@ class Stream:
         """[open rows, width], rows pushed since the last call embedded."""
         done = 0 if self._states is None else self._states.shape[0]
         if done < self.rows:
-            fresh = self.target.embed(self.text[self.base + done :])
+            fresh = self.target.embed(self.text[self.base + done :], self._branches()[0][done:])
             self._states = fresh if self._states is None else torch.cat((self._states, fresh))
         assert self._states is not None, "a stream without open rows has no states"
         return self._states
@@ -267,12 +268,17 @@ class Stream:
         del self.text[length:]
         self.base = self.length
 
+    def _branches(self) -> tuple[Sequence[int], list[list[int]] | None]:
+        """Positions of the open rows, and the open rows that each one sees; None for a chain."""
+        if self._is_chain:
+            return range(self.base, self.length), None
+        if self._tree is None:
+            self._tree = branches(self.base, self._parents)
+        return self._tree
+
     def _layout(self, start: int, layer: int) -> Layout:
         """Of the open rows from slot ``start`` on in ``layer``, where its absent slots are hidden."""
-        positions: Sequence[int] = range(self.base, self.length)
-        ancestors: list[list[int]] | None = None
-        if not self._is_chain:
-            positions, ancestors = branches(self.base, self._parents)
+        positions, ancestors = self._branches()
         layout = self.target.layout(self.base, positions, ancestors, start - self.base)
         layout.absent_bias = self.cache.absent_bias(layer, self.length)
         layout.tokens, layout.last_only = self.text[start:], self._last_only

@@ -40,7 +40,7 @@ def products(block: Layer) -> Iterator[Linear]:
 
 def read_bytes(block: Layer) -> int:
     """Of the weights that a row reads in a layer, each once: of experts those that a token goes to."""
-    mlp, size = block.mlp, sum(norm.gain.nbytes for norm in block.norms)
+    mlp, size = block.mlp, sum(tensor.nbytes for norm in block.norms for tensor in norm.tensors)
     for product in products(block):
         size += product.weight_bytes + (0 if product.bias is None else product.bias.nbytes)
     if isinstance(mlp, Experts):
@@ -80,6 +80,7 @@ def footprint(target: Target, device: str, weights: str = "auto", layerwise: boo
         # All layers, then also the embedding and the LM head in both forms.
         packed = sum(map(packed_bytes, matrices))
         held = packed + packed_bytes(target.lm_head.weight) + embedding // 2
+        held += 0 if target.positions is None else target.positions.nbytes
         one_layer = packed + embedding + head - tied + (in_layers + joined) // target.layers
         at_last = held + embedding + head - tied
     elif count == 2:

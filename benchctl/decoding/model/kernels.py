@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -50,8 +50,7 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, form: Form = "fast") -> None:
         self.out_features, self.in_features = weight.shape
-        self.bias = None if bias is None else bias.detach()
-        weight = weight.detach()
+        weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.form, self._weight = form, None if form == "float16" else weight
         self._half: torch.ScriptObject | None = None
         self._transposed: Tensor | None = None
@@ -59,12 +58,15 @@ class Linear:
         self._small = weight.numel() < _SMALL_WEIGHT
         self._large = weight.numel() >= _LARGE_WEIGHT and self.in_features >= _LARGE_INPUT
         if form == "float16":
-            self._half = torch.ops.quantized.linear_prepack_fp16(weight, None)
+            self._half = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), None)
         elif form == "fast" and weight.device.type == "cpu" and weight.dtype == torch.float32:
-            self._transposed = weight.t().contiguous()
+            # A copy also of weights that come transposed: a view of the file keeps all of it mapped. So would a bias.
+            self._transposed = weight.t().clone(memory_format=torch.contiguous_format)
             if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
                 self._packed = torch.ops.mkldnn._reorder_linear_weight(weight)
             self._weight = self._transposed.t()  # a view: the original layout is not kept
+        if bias is not None and (self._half is not None or self._transposed is not None):
+            self.bias = bias.detach().clone()
 
     @property
     def weight(self) -> Tensor:
@@ -194,21 +196,31 @@ class Norm:
     """
 
     def __init__(self, gain: Tensor, eps: float) -> None:
-        self.gain = gain.detach()
+        self.gain, self.eps = gain.detach(), eps
         self._kind = torch.promote_types(gain.dtype, torch.float32)
         self._eps = torch.tensor([eps], dtype=self._kind, device=gain.device)
         self._share = 1.0 / gain.shape[-1]
 
-    @classmethod
-    def stacked(cls, norms: Sequence[Norm]) -> Norm:
-        """One for x [norms, width] in which each row has a norm of its own."""
-        if isinstance(norms[0], NoNorm):
-            return norms[0]
-        return cls(torch.stack([norm.gain for norm in norms]), float(norms[0]._eps))
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.gain,)
+
+    def holding(self, *tensors: Tensor) -> Norm:
+        """A norm of the same kind with these in place of its ``tensors``."""
+        return type(self)(*tensors, self.eps)  # type: ignore[call-arg, arg-type]
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Norm:
+        return self.holding(*map(change, self.tensors))
 
     def scaled(self, gain: Tensor) -> Norm:
-        """This norm with its gain multiplied by ``gain`` [width]."""
-        return Norm(self.gain * gain, float(self._eps))
+        """This norm, its result multiplied by ``gain`` [width]."""
+        return self.changed(lambda tensor: tensor * gain)
+
+    @staticmethod
+    def stacked(norms: Sequence[Norm], per_head: bool = False) -> Norm:
+        """One for x [norms, width] in which each row has a norm of its own; ``per_head``: x [norms, heads, width]."""
+        stacks = map(torch.stack, zip(*(norm.tensors for norm in norms), strict=True))
+        return norms[0].holding(*(stack.unsqueeze(1) if per_head else stack for stack in stacks))
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x if x.dtype is self._kind else x.to(self._kind)
@@ -223,11 +235,35 @@ class Norm:
         return normed.to(x.dtype).mul_(self.gain)
 
 
+class LayerNorm(Norm):
+    """(x - mean) / sqrt(variance + eps) * gain + bias over the last dimension, rounded as torch's own is."""
+
+    def __init__(self, gain: Tensor, bias: Tensor, eps: float) -> None:
+        super().__init__(gain, eps)
+        self.bias = bias.detach()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.gain, self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.gain.ndim == 1:
+            return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.eps)
+        return torch.addcmul(self.bias, F.layer_norm(x, x.shape[-1:], eps=self.eps), self.gain)  # stacked
+
+
 class NoNorm(Norm):
     """Leaves x as it is, in a layer without a norm at this place."""
 
     def __init__(self) -> None:
         super().__init__(torch.ones(1), 0.0)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def holding(self, *tensors: Tensor) -> NoNorm:
+        return self
 
     def __call__(self, x: Tensor) -> Tensor:
         return x

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Encoded, Layout
-from benchctl.decoding.model.kernels import Linear, NoNorm, Norm
+from benchctl.decoding.model.kernels import Linear, Norm
 
 # Up to this many rows two batched products beat the fused kernel, whose set-up costs more than the work.
 _FEW_ROWS = 16
@@ -186,11 +186,11 @@ class Layer:
 
     @property
     def norms(self) -> list[Norm]:
-        """All norms that have weights, those of queries, keys and results included."""
+        """All norms that have weights, each once, those of queries, keys and results included."""
         attention = self.attention
         places = (self.attention_norm, attention.query_norm, attention.key_norm, attention.post)
         all_places = (*places, self.mlp_norm, self.mlp.post)
-        return [norm for norm in all_places if isinstance(norm, Norm) and not isinstance(norm, NoNorm)]
+        return [norm for norm in dict.fromkeys(all_places) if isinstance(norm, Norm) and norm.tensors]
 
     def finish(self, x: Tensor, mixed: Tensor, mlp: bool = True, encoded: Encoded | None = None) -> Tensor:
         """The residual behind the layer, of ``x`` before it and what attention ``mixed``; see Attention.add_to.
@@ -403,9 +403,7 @@ class Filler:
         self._norm = Norm.stacked([layer.attention_norm for layer in layers])
         attentions = [layer.attention for layer in layers]
         norms = [attention.key_norm for attention in attentions if attention.key_norm is not None]
-        key_norm = Norm.stacked(norms) if norms else None
-        if key_norm is not None and attentions[0].norm_per_head:
-            key_norm.gain = key_norm.gain.unsqueeze(1)  # [layers, 1, head_dim] for keys [layers, kv_heads, head_dim]
+        key_norm = Norm.stacked(norms, attentions[0].norm_per_head) if norms else None
         self._attention = replace(attentions[0], heads=0, query_norm=None, key_norm=key_norm)
         self._ropes = [attention.rope for attention in attentions]
         self._one_rope = len(set(self._ropes)) == 1
@@ -429,7 +427,7 @@ class CrossAttention:
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        return (self._norm.gain, self._query.weight, self._keys_values.weight, self._out.weight)
+        return (*self._norm.tensors, self._query.weight, self._keys_values.weight, self._out.weight)
 
     def encode(self, states: Tensor) -> Encoded:
         """Keys and values of ``states`` [tokens, width], those of the encoder for one prompt."""

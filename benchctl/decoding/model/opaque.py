@@ -90,6 +90,7 @@ class OpaqueTarget(Target):
         self.vocabulary, self.context_tokens = int(self.config.vocab_size), family.context_tokens(self.config)
         self.blocks = [cast(Any, None)] * family.layers(self.config)
         self.rotary = torch.zeros(self.context_tokens, 1, device=self.device)  # where the context ends; nothing turns
+        self.more_rotary = ()
         if has_weights:
             self._check()
 
@@ -112,9 +113,18 @@ class OpaqueTarget(Target):
     def new_cache(self, tokens: int) -> OpaqueCache:
         return OpaqueCache(self.layers)
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """[rows, vocabulary] without numbers: the model reads the ids of the layout."""
+    def embed(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """[rows, vocabulary] without numbers: the model reads the ids and positions of the layout."""
         return torch.full((1, 1), torch.nan, dtype=self.dtype, device=self.device).expand(len(tokens), self.vocabulary)
+
+    def layout(
+        self,
+        base: int,
+        positions: Sequence[int],
+        ancestors: Sequence[Sequence[int]] | None = None,
+        skip: int = 0,
+    ) -> Layout:
+        return Layout(base, positions, ancestors, self.rotary, skip)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
         """Logits [rows, vocabulary] of the layout's ids; of its last row alone, repeated, where no other is read."""
@@ -172,7 +182,7 @@ class OpaqueTarget(Target):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
                 layout.tokens, layout.last_only = part, True
-                yield self.run(self.embed(part), cache, 0, self.layers, layout)[-1:]
+                yield self.run(self.embed(part, layout.positions), cache, 0, self.layers, layout)[-1:]
 
     @torch.inference_mode()
     def _check(self) -> None:
@@ -217,7 +227,7 @@ class OpaqueTarget(Target):
         start = cache.lengths[0]
         layout = self.layout(start, range(start, start + len(ids)))
         layout.tokens = ids
-        return self.run(self.embed(ids), cache, 0, self.layers, layout)
+        return self.run(self.embed(ids, layout.positions), cache, 0, self.layers, layout)
 
     def _agree(self, ours: Tensor, theirs: Tensor) -> bool:
         theirs = theirs[:, : self.vocabulary].double()

@@ -132,7 +132,7 @@ class Target:
         parts = family_of(model.config).read(model, self.form, release, blocks)
         self.dtype, self.device = parts.embedding.dtype, parts.embedding.device
         self.embedding = parts.embedding.half() if self.form == "float16" else parts.embedding
-        self._embedding_scale = parts.embedding_scale
+        self._embedding_scale, self.positions = parts.embedding_scale, parts.positions
         self.context_tokens = context_tokens(model.config)
         self.blocks: list[Layer] = parts.blocks
         self._fillers: dict[int, Filler] = {}
@@ -193,7 +193,8 @@ class Target:
         for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
-                yield self.run(self.embed(part), cache, 0, self.layers, layout)
+                rows = self.embed(part, range(start, start + len(part)))
+                yield self.run(rows, cache, 0, self.layers, layout)
 
     @property
     def tokenizer(self) -> TargetTokenizer:
@@ -236,10 +237,12 @@ class Target:
 
     def _tensors(self) -> Iterator[Tensor]:
         """What tells apart models that come without safetensors."""
-        yield from (self.embedding, self.lm_head.weight, self.final_norm.gain)
+        yield from (self.embedding, self.lm_head.weight, *self.final_norm.tensors)
+        if self.positions is not None:
+            yield self.positions
         for block in self.blocks:
             yield from (block.attention.qkv.weight, block.attention.out.weight)
-            yield from (norm.gain for norm in block.norms)
+            yield from (tensor for norm in block.norms for tensor in norm.tensors)
             yield from block.mlp.weights
             if block.attention.sinks is not None:
                 yield block.attention.sinks
@@ -259,8 +262,15 @@ class Target:
         like = self.embedding.new_empty(0, dtype=self.dtype)
         return Cache(self.layers, attention.kv_heads, attention.head_dim, tokens, like)
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
-        """Residual before the first layer, [rows, width]."""
+    def embed(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Residual before the first layer, [rows, width], of tokens that stand at these ``positions`` of the text."""
+        rows = self.embed_anywhere(tokens)
+        if self.positions is None:
+            return rows
+        return rows + self.positions[torch.tensor(list(positions), device=self.device)]
+
+    def embed_anywhere(self, tokens: Sequence[int]) -> Tensor:
+        """[rows, width] of tokens alone, without what the model adds for positions."""
         ids = torch.tensor(list(tokens), device=self.device)
         rows = F.embedding(ids, self.embedding).to(self.dtype)
         return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
@@ -318,7 +328,8 @@ class Target:
     @torch.inference_mode()
     def last_states(self, text: Sequence[int]) -> Tensor:
         """[layers + 1, width] of the last token of ``text`` before the first layer and after each; no encoder."""
-        cache, rows, layout = self.new_cache(len(text)), self.embed(text), self.layout(0, range(len(text)))
+        cache, places = self.new_cache(len(text)), range(len(text))
+        rows, layout = self.embed(text, places), self.layout(0, places)
         states = [rows[-1]]
         for layer in range(self.layers):
             rows = self.run(rows, cache, layer, layer + 1, layout)

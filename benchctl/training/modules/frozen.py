@@ -206,13 +206,14 @@ class BatchMaker:
     def _states(self, batch: Batch) -> list[Tensor]:
         """layers + 1 residuals [rows, row_tokens, width]."""
         body = self._target.base_model
-        with residuals(body.layers) as states:
+        with residuals(family_of(self._target.config).stack(self._target)) as states:
             body(**inputs_of(self._target, batch))
         return states
 
     def _norm(self, residual: Tensor) -> Tensor:
-        normed: Tensor = self._target.base_model.norm(residual)
-        scale = family_of(self._target.config).head_scale(self._target.config)
+        config = self._target.config
+        normed: Tensor = family_of(config).final_norm(self._target)(residual)
+        scale = family_of(config).head_scale(config)
         return normed if scale == 1.0 else normed * scale
 
     def _layer(self, index: int) -> Layer:

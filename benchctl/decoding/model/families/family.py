@@ -34,6 +34,7 @@ class Parts:
 
     rotary       [positions, head_dim / 2] complex rotations, table 0
     more_rotary  tables 1 and on, where layers rotate differently; Attention.rope is the number of a layer's table
+    positions    [positions, width] that are added to the embeddings of tokens at these positions, if any
     """
 
     embedding: Tensor
@@ -44,6 +45,7 @@ class Parts:
     rotary: Tensor
     encoder: Encoder | None = None
     more_rotary: tuple[Tensor, ...] = ()
+    positions: Tensor | None = None
 
 
 class Family:
@@ -153,30 +155,45 @@ class Family:
         in both forms. Where the form copies all weights, nothing keeps their file mapped. ``model`` cannot run
         afterwards.
         """
-        body, embedding = model.model, model.model.embed_tokens.weight.detach()
+        stack, positions = self.stack(model), self.positions(model)
+        embedding = model.get_input_embeddings().weight.detach()
         if release and form == "fast" and embedding.device.type == "cpu" and embedding.dtype == torch.float32:
-            embedding = embedding.clone()  # a view of the file would keep all of it mapped
+            # A view of the file would keep all of it mapped.
+            embedding, positions = embedding.clone(), None if positions is None else positions.clone()
 
         def read(index: int) -> Layer:
             layer = self.read_layer(model, index, form)
             if release:
-                body.layers[index] = torch.nn.Identity()
+                stack[index] = torch.nn.Identity()
             return layer
 
         tables = self.tables(model, self.context_tokens(model.config), embedding.dtype)
         return Parts(
             embedding=embedding,
             embedding_scale=self.embedding_scale(model),
-            blocks=list(blocks or map(read, range(len(body.layers)))),
-            final_norm=self.read_final_norm(body.norm, model.config),
+            blocks=list(blocks or map(read, range(len(stack)))),
+            final_norm=self.read_final_norm(self.final_norm(model), model.config),
             lm_head=self.read_head(model, form),
             rotary=tables[0],
             more_rotary=tables[1:],
+            positions=positions,
         )
+
+    def stack(self, model: Any) -> Any:
+        """The layers of a ``model``, as its list of modules."""
+        return model.base_model.layers
+
+    def final_norm(self, model: Any) -> Any:
+        """The norm before the LM head."""
+        return model.base_model.norm
+
+    def positions(self, model: Any) -> Tensor | None:
+        """[positions, width] that are added to embeddings; None where positions enter by rotations alone."""
+        return None
 
     def embedding_scale(self, model: Any) -> float:
         """Factor of the embedding, which transformers keeps in the model's dtype."""
-        embedding = model.model.embed_tokens
+        embedding = model.get_input_embeddings()
         scale = getattr(embedding, "scalar_embed_scale", 1.0)
         return float(torch.tensor(scale, dtype=embedding.weight.dtype, device="cpu"))
 
@@ -188,11 +205,13 @@ class Family:
         return norm.scaled(norm.gain.new_full(norm.gain.shape, scale, dtype=wide))
 
     def read_head(self, model: Any, form: Form) -> Linear:
-        weight, bias, cap = model.lm_head.weight, model.lm_head.bias, self.head_cap(model.config)
-        return Linear(weight, bias, form) if cap is None else CappedLinear(weight, bias, form, cap)
+        head, cap = model.get_output_embeddings(), self.head_cap(model.config)
+        if cap is None:
+            return Linear(head.weight, head.bias, form)
+        return CappedLinear(head.weight, head.bias, form, cap)
 
     def read_layer(self, model: Any, index: int, form: Form) -> Layer:
-        layer = model.model.layers[index]
+        layer = self.stack(model)[index]
         return Layer(
             attention_norm=self.read_norm(layer.input_layernorm),
             attention=self.read_attention(model, index, form),
@@ -203,7 +222,7 @@ class Family:
     def read_attention(self, model: Any, index: int, form: Form) -> Attention:
         config = model.config
         return read_attention(
-            model.model.layers[index].self_attn,
+            self.attention_module(self.stack(model)[index]),
             heads=self.heads(config),
             kv_heads=self.kv_heads(config),
             head_dim=self.head_dim(config),
@@ -216,6 +235,10 @@ class Family:
             read_norm=self.read_norm,
         )
 
+    def attention_module(self, layer: Any) -> Any:
+        """What holds the products of a ``layer``'s attention by the names that read_attention takes."""
+        return layer.self_attn
+
     def read_mlp(self, module: Any, config: Any, form: Form) -> Mlp | Experts:
         return read_mlp(module, ACTIVATIONS[self.activation(config)], form)
 
@@ -225,12 +248,13 @@ class Family:
 
     def rotated(self, model: Any) -> int:
         """Leading values of each head that are rotated."""
-        frequencies = (value for name, value in model.model.rotary_emb.named_buffers() if name.endswith("inv_freq"))
+        buffers = model.base_model.rotary_emb.named_buffers()
+        frequencies = (value for name, value in buffers if name.endswith("inv_freq"))
         return 2 * int(next(frequencies).numel())
 
     def rotary(self, model: Any, positions: int, dtype: torch.dtype, **layer_type: str) -> Tensor:
         """[positions, head_dim / 2] complex rotations of the model's own module; 1 where a pair is not rotated."""
-        like, rotary_emb = model.model.embed_tokens.weight.new_empty(0, dtype=dtype), model.model.rotary_emb
+        like, rotary_emb = model.get_input_embeddings().weight.new_empty(0, dtype=dtype), model.base_model.rotary_emb
         pairs, head_dim = self.rotated(model) // 2, self.head_dim(model.config)
         return rotations(partial(rotary_emb, **layer_type), pairs, head_dim, positions, like)
 

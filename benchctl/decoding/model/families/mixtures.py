@@ -85,7 +85,7 @@ class GptOss(Mixture, LayerTypes):
     training_attention = "eager"
 
     def read_attention(self, model: Any, index: int, form: Form) -> Attention:
-        sinks = model.model.layers[index].self_attn.sinks.detach()
+        sinks = self.stack(model)[index].self_attn.sinks.detach()
         return replace(super().read_attention(model, index, form), sinks=sinks)
 
     def read_norm(self, module: Any, order: Tensor | None = None) -> Norm:

@@ -18,7 +18,7 @@ def behind(family: Family, model: Any, index: int, form: Form, *names: str) -> L
 
     An empty name stands for no norm.
     """
-    module, config = model.model.layers[index], model.config
+    module, config = family.stack(model)[index], model.config
     norms = [family.read_norm(getattr(module, name)) if name else NoNorm() for name in names]
     attention = family.read_attention(model, index, form)
     mlp = family.read_mlp(module.mlp, config, form)
