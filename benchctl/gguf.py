@@ -22,7 +22,7 @@ from benchctl.errors import UserError
 SUFFIX = ".gguf"
 _VERSION = 2  # of what is written; another one is converted again. Version 1 knew one token that ends answers
 DONE = "conversion.json"
-_SHARD_BYTES = 4 << 30  # held in memory at a time
+_SHARD_BYTES = 4 << 30  # part of the identity of models that were converted before
 # Families by GGUF's names. In files of "llama" the rows of queries and keys are interleaved.
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _SENTENCEPIECE = "llama"
@@ -305,9 +305,8 @@ def weights_of(config: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], folder: Path) -> None:
-    """Writes the weights in shards, one in memory at a time."""
+    """Writes the weights in shards, one weight in memory at a time."""
     from gguf import dequantize
-    from safetensors.numpy import save_file
 
     shards: list[list[Any]] = [[]]
     size = 0
@@ -319,22 +318,45 @@ def _save_weights(reader: Any, names: dict[str, str], config: dict[str, Any], fo
         shards[-1].append(tensor)
         size += grown
     interleaved = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+
+    def values_of(tensor: Any) -> Any:
+        kind = "float16" if _is_half(tensor) else "float32"
+        values = dequantize(tensor.data, tensor.tensor_type).astype(kind, copy=False)
+        heads = interleaved.get(tensor.name.split(".")[-2])
+        if config["model_type"] == "llama" and heads is not None:
+            values = _in_halves(values, heads)
+        return values
+
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        weights = {}
-        for tensor in shard:
-            kind = "float16" if _is_half(tensor) else "float32"
-            values = dequantize(tensor.data, tensor.tensor_type).astype(kind, copy=False)
-            heads = interleaved.get(tensor.name.split(".")[-2])
-            if config["model_type"] == "llama" and heads is not None:
-                values = _in_halves(values, heads)
-            weights[names[tensor.name]] = values.copy(order="C")
-            places[names[tensor.name]] = name
-        save_file(weights, folder / name, metadata={"format": "pt"})
+        places |= {names[tensor.name]: name for tensor in shard}
+        # In the order of safetensors' own writer: the hash of the file identifies a model.
+        ordered = sorted(shard, key=lambda tensor: (_is_half(tensor), names[tensor.name]))
+        with (folder / name).open("wb") as file:
+            file.write(_head({names[tensor.name]: tensor for tensor in ordered}))
+            for tensor in ordered:
+                values_of(tensor).tofile(file)
     if len(shards) > 1:
         index = {"metadata": {}, "weight_map": places}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index) + "\n", encoding="utf-8")
+
+
+def _head(tensors: dict[str, Any]) -> bytes:
+    """The head of a safetensors file with these tensors, in this order, as safetensors' own writer has it.
+
+    Format: github.com/huggingface/safetensors.
+    """
+    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, tensor in tensors.items():
+        end = start + _bytes(tensor)
+        shape = list(map(int, tensor.shape[::-1]))
+        head[name] = {"dtype": "F16" if _is_half(tensor) else "F32", "shape": shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _in_halves(values: Any, heads: int) -> Any:

@@ -14,12 +14,13 @@ import torch
 from gguf import GGUFWriter
 from ggufs import CONFIGS, SPLITS, TEXTS, bpe, tiny, write_gguf
 from refusals import refused
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.gguf import converted
+from benchctl.gguf import convert, converted
 
 EOS = "tokenizer.ggml.eos_token_id"
 
@@ -217,3 +218,19 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
     with refused("disk_full"):
         converted(file, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_weights_are_written_one_by_one_with_the_bytes_of_safetensors_own_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All weights of a shard, up to 4 GB, were in memory; the hash of the bytes identifies models in kept results."""
+    monkeypatch.setattr("benchctl.gguf._SHARD_BYTES", 60_000)
+    file, tokenizer = tmp_path / "model.gguf", bpe("gpt-2")
+    write_gguf(file, tiny("llama", tokenizer.get_vocab_size()), "llama", tokenizer, "gpt-2", "F16")
+    convert(file, tmp_path / "out")
+    shards = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(shards) > 1
+    assert {weight.dtype for shard in shards for weight in load_file(shard).values()} == {torch.float16, torch.float32}
+    for shard in shards:
+        save_file(load_file(shard), tmp_path / "again", metadata={"format": "pt"})
+        assert shard.read_bytes() == (tmp_path / "again").read_bytes()
