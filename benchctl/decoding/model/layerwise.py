@@ -7,8 +7,10 @@ read when transformers' forward reaches it, becomes a layer of the target, and i
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,7 @@ class Layerwise:
                 layer.to("meta")
                 for hook in hooks:  # each keeps the model alive
                     hook.remove()
+                _trim()
 
             hooks = (layer.register_forward_pre_hook(before), layer.register_forward_hook(after))
 
@@ -78,6 +81,12 @@ class Layerwise:
                 weight = read(name, file.get_tensor(name))
             owner, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
+
+
+def _trim() -> None:
+    """Give free memory back to the system. glibc keeps it between blocks in use: 1 GB for a model that holds 3.6 GB."""
+    with suppress(OSError, AttributeError, TypeError):  # other systems have no such function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _layers(model: Any) -> tuple[str, nn.ModuleList]:
