@@ -17,6 +17,7 @@ from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.drafting.vocabularies import SharedTokens
 from benchctl.decoding.method import Combines, Method, UsesDraftModel, check_trees, why_unsupported
+from benchctl.decoding.model.forms import quantised_form
 from benchctl.decoding.model.loading import check_weights
 from benchctl.decoding.model.opaque import check_opaque
 from benchctl.decoding.model.target import Target, TargetInfo
@@ -89,6 +90,12 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     executor = choose_executor(settings, (models.target, *sorted(drafts)), choices, notify)
     if executor == STATIC:
         check_weights(settings.models.weights, tokenizer.config, dtype, device)
+    for name in (models.target, *sorted(drafts)) if executor != NOBODY else ():
+        if form := quantised_form(load_tokenizer(bundled.resolve(name)).config):
+            notify(
+                f"{name}: its {form} weights are read as the {dtype} values that they stand for. So they take more "
+                "memory and time than with kernels for this form."
+            )
     choices = tuple(choice.fit(tokenizer, executor) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)
     suites = load_suites(settings.prompts, notify)  # may be downloaded, so last

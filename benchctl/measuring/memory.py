@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from benchctl import bundled
 from benchctl.decoding.experts.offload import OffloadsExperts, capacity_of, mixtures_of
 from benchctl.decoding.model.footprint import footprint, forms, products
+from benchctl.decoding.model.layerwise import reads_layerwise
 from benchctl.decoding.model.opaque import outline_whole
 from benchctl.decoding.model.target import Target, outline
 from benchctl.decoding.model.tokenizer import load_tokenizer
@@ -68,9 +69,12 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     names = [checked.models.target]
     drafts = (choice.draft_model(checked.models.draft) for choice in checked.choices if not choice.unsupported)
     names += list(dict.fromkeys(filter(None, drafts)))
-    outlined = outline_whole if checked.executor == WHOLE else outline
-    outlines = [outlined(load_tokenizer(bundled.resolve(name)).config, dtype) for name in names]
-    target, sizes = outlines[0], [footprint(each, device, weights) for each in outlines]
+    is_whole, paths = checked.executor == WHOLE, [bundled.resolve(name) for name in names]
+    configs = [load_tokenizer(path).config for path in paths]
+    outlines = [(outline_whole if is_whole else outline)(config, dtype) for config in configs]
+    by_layer = [not is_whole and reads_layerwise(*each) for each in zip(paths, configs, strict=True)]
+    sizes = [footprint(each, device, weights, layers) for each, layers in zip(outlines, by_layer, strict=True)]
+    target = outlines[0]
     longest = max(prompt_tokens(checked))
     text = min(longest + settings.answers.max_new_tokens, target.context_tokens)
     texts = text * settings.batch_size

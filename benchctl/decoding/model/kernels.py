@@ -131,6 +131,12 @@ class Linear:
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
 
 
+def packed_bytes(weight: Tensor) -> int:
+    """That a product in the form "float16" holds of a weight [out, in]: FBGEMM pads ``in`` to a multiple of 512."""
+    out_features, in_features = weight.shape
+    return 2 * out_features * -(-in_features // 512) * 512
+
+
 class CappedLinear(Linear):
     """cap * tanh(y / cap) of the product's y: the LM head of Gemma 2."""
 

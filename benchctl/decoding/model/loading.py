@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchctl.decoding.model.families import context_tokens, family_of
+from benchctl.decoding.model.forms import dequantising, quantised_form
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained
 from benchctl.errors import UserError
 
@@ -108,11 +109,33 @@ def round_weights(model: Any, path: str | Path) -> None:
     Raises UserError for weights beyond the range of float16.
     """
     for name, weight in model.named_parameters():
-        if weight.ndim > 1:
-            weight.copy_(weight.half())
-            if weight.isinf().any():
-                reason = "is beyond the range of float16; leave out --weights"
-                raise UserError("weights_overflow", f"{path}: a number in {name} {reason}.")
+        _round(weight, name, path)
+
+
+def _round(weight: Tensor, name: str, path: str | Path) -> None:
+    if weight.ndim > 1:
+        weight.copy_(weight.half())
+        if weight.isinf().any():
+            reason = "is beyond the range of float16; leave out --weights"
+            raise UserError("weights_overflow", f"{path}: a number in {name} {reason}.")
+
+
+def weight_reader(path: str | Path, dtype: str, device: str, weights: str) -> Callable[[str, Tensor], Tensor]:
+    """Function of a weight's name and what a file holds: a copy in ``dtype`` on ``device``, rounded if so asked."""
+
+    def read(name: str, stored: Tensor) -> Tensor:
+        weight = stored.to(device).to(DTYPES[dtype], copy=True)
+        if weights == "float16":
+            _round(weight, name, path)
+        return weight
+
+    return read
+
+
+def in_dtype(model: Any, dtype: torch.dtype) -> None:
+    """Convert all weights: next to quantised ones, transformers leaves others as the file has them."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
 
 
 def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
@@ -149,8 +172,10 @@ def read_model(
             kind = transformers.AutoModelForSeq2SeqLM
         elif tokenizer.wrapper and CONFIG_MAPPING[tokenizer.wrapper] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
             kind = transformers.AutoModelForImageTextToText  # it also answers text alone
-        model, info = from_pretrained(kind, path, **options)
+        model, info = from_pretrained(kind, path, **options, **dequantising(tokenizer.config))
     check_complete(path, info)
+    if quantised_form(tokenizer.config):
+        in_dtype(model, DTYPES[dtype])
     model = model.to(device).eval()
     if weights == "float16":
         round_weights(model, path)

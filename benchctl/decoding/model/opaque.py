@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchctl.decoding.kv.cache import Cache, Layout, branches
 from benchctl.decoding.model.families import check_family, facts_of
+from benchctl.decoding.model.forms import check_quantised
 from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.loading import DTYPES, probe, read_model
 from benchctl.decoding.model.target import ROUNDING, Target, TargetInfo
@@ -255,6 +256,7 @@ def check_opaque(config: Any) -> None:
     """Raises UserError for a model, by its configuration, whose layers transformers cannot run for benchctl."""
     import transformers
 
+    check_quantised(config)
     kind = config.model_type
     if config.is_encoder_decoder:
         message = f"models of type {kind!r} have an encoder; of these only T5 is supported, and by --executor static"

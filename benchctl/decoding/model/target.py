@@ -23,6 +23,7 @@ from benchctl.decoding.model.families import check_family, context_tokens, facts
 from benchctl.decoding.model.families.family import rotations
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
+from benchctl.decoding.model.layerwise import open_layerwise
 from benchctl.decoding.model.loading import (
     DTYPES,
     check_weights,
@@ -31,6 +32,7 @@ from benchctl.decoding.model.loading import (
     probe,
     read_model,
     weight_files,
+    weight_reader,
 )
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, load_tokenizer
 from benchctl.errors import UserError
@@ -88,6 +90,13 @@ class TargetInfo:
         )
 
 
+def _form_of(model: Any, weights: str) -> Form:
+    """In which products hold the weights of a ``model`` of transformers."""
+    if weights == "float16":
+        return "float16"
+    return "fast" if may_copy(sum(p.numel() * p.element_size() for p in model.parameters())) else "plain"
+
+
 class Target:
     """A loaded model as embed -> layers a..b -> head over rows of one sequence.
 
@@ -107,19 +116,20 @@ class Target:
         *,
         weights: str = "auto",
         release: bool = False,
+        blocks: Sequence[Layer] = (),
     ) -> None:
         """``release`` frees the weights of ``model`` while they are read, as far as they are held in another form.
 
-        For ``weights`` "float16" those of ``model`` are rounded: see round_weights.
+        For ``weights`` "float16" those of ``model`` are rounded: see round_weights. ``blocks`` are its layers, if they
+        are read already.
         """
         check_family(model.config)
-        fast = may_copy(sum(p.numel() * p.element_size() for p in model.parameters()))
         self.parameters: int = sum(p.numel() for p in model.parameters())
-        self.form: Form = "float16" if weights == "float16" else "fast" if fast else "plain"
+        self.form: Form = _form_of(model, weights)
         self.tokenizer_or_none, self.folder, self._weights = tokenizer, folder, weights
         self.config = model.config
         self._tied: bool = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        parts = family_of(model.config).read(model, self.form, release)
+        parts = family_of(model.config).read(model, self.form, release, blocks)
         self.dtype, self.device = parts.embedding.dtype, parts.embedding.device
         self.embedding = parts.embedding.half() if self.form == "float16" else parts.embedding
         self._embedding_scale, self.positions = parts.embedding_scale, parts.positions
@@ -141,11 +151,19 @@ class Target:
         tokenizer = load_tokenizer(path)
         tokenizer.check_layers()
         check_weights(weights, tokenizer.config, dtype, device)
-        model = read_model(path, tokenizer, dtype=dtype, device=device, weights=weights)
-        ids, their_logits = probe(model, model.config)
         folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
-        target = cls(model, tokenizer, folder, weights=weights, release=True)
-        del model
+        if (layerwise := open_layerwise(path, tokenizer.config, DTYPES[dtype])) is not None:
+            model, family, blocks = layerwise.model, family_of(tokenizer.config), list[Layer]()
+            form, read = _form_of(model, weights), weight_reader(path, dtype, device, weights)
+            layerwise.read_outside(read, device)
+            layerwise.each_layer(read, lambda index: blocks.append(family.read_layer(model, index, form)))
+            ids, their_logits = probe(model, model.config)
+            target = cls(model, tokenizer, folder, weights=weights, blocks=blocks)
+        else:
+            model = read_model(path, tokenizer, dtype=dtype, device=device, weights=weights)
+            ids, their_logits = probe(model, model.config)
+            target = cls(model, tokenizer, folder, weights=weights, release=True)
+        layerwise = model = None
         error = target._error(ids, their_logits.double())
         if not error < ROUNDING[their_logits.dtype]:  # nan is refused too
             raise UserError(

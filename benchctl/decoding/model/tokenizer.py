@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -16,6 +17,7 @@ from typing import Any
 
 from benchctl import gguf
 from benchctl.decoding.model.families import check_family, context_tokens
+from benchctl.decoding.model.forms import check_adapter, check_folder
 from benchctl.errors import UserError, is_out_of_memory
 
 # Of the date that chat templates get: Friday, 26 July 2024, at noon.
@@ -316,6 +318,10 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
     """Tokenizer and configuration of a folder or hub id. Raises UserError where there is none."""
     import transformers
 
+    if Path(path).is_dir():
+        check_folder(Path(path))
+    elif (adapter := downloaded_file(str(path), "adapter_config.json")) is not None:
+        check_adapter(path, adapter)
     whole = from_pretrained(transformers.AutoConfig, path)
     config = whole.get_text_config()  # of a model that reads images too, the part that answers
     if (quantised := getattr(whole, "quantization_config", None)) is not None:
@@ -358,8 +364,14 @@ def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
                 "set), and its cache does not hold it. Connect to the network, or name a local folder or an embedded "
                 "model (benchctl list models)",
             ) from error
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                "custom_code",
+                f"{path} needs program code of its own (auto_map in its config.json), which benchctl does not run. "
+                "Name a model that transformers runs itself, or use an engine (benchctl list engines).",
+            ) from error
+        text = textwrap.shorten(str(error), 400, placeholder=" ...") or "no reason given"
+        reason = text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
         raise UserError("model_not_loadable", f"cannot load {path}: {reason}") from error
 
 

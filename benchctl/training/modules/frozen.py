@@ -24,8 +24,9 @@ from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import context_tokens, family_of
 from benchctl.decoding.model.families.t5 import decoder_start
+from benchctl.decoding.model.forms import dequantising, quantised_form
 from benchctl.decoding.model.layers import Layer
-from benchctl.decoding.model.loading import DTYPES, check_complete, quiet
+from benchctl.decoding.model.loading import DTYPES, check_complete, in_dtype, quiet
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.decoding.modules.folders import check_sizes, shares
@@ -137,8 +138,10 @@ def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenT
     options["attn_implementation"] = family_of(files.config).training_attention
     with quiet() if isinstance(files.path, Path) else nullcontext():  # a download keeps its bar
         kind = AutoModelForSeq2SeqLM if files.tokenizer.is_encoder_decoder else AutoModelForCausalLM
-        model, loading = from_pretrained(kind, files.path, **options)
+        model, loading = from_pretrained(kind, files.path, **options, **dequantising(files.config))
     check_complete(files.path, loading)
+    if quantised_form(files.config):
+        in_dtype(model, DTYPES[dtype])
     model = model.eval().requires_grad_(False)
     decoding = Target(model, files.tokenizer, files.folder)
     info, weights_sha256 = decoding.info, decoding.weights_sha256

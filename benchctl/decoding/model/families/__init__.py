@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from benchctl.decoding.model.families.family import Family
+from benchctl.decoding.model.forms import check_quantised
 from benchctl.errors import UserError
 
 _UNKNOWN = Family()
@@ -44,8 +45,7 @@ def facts_of(config: Any) -> Family:
 def check_family(config: Any) -> None:
     """UserError unless the configuration is of a family, and of a variant, that our layers reproduce."""
     family = family_of(config)
-    if getattr(config, "quantization_config", None):
-        raise UserError("quantised_checkpoint", "quantised checkpoints are not supported; name the unquantised model")
+    check_quantised(config)
     family.check(config)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -148,8 +148,8 @@ class Family:
 
     # Weights that the model of transformers holds.
 
-    def read(self, model: Any, form: Form, release: bool = False) -> Parts:
-        """A decoder-only ``model`` as parts; products hold weights in the ``form``.
+    def read(self, model: Any, form: Form, release: bool = False, blocks: Sequence[Layer] = ()) -> Parts:
+        """A decoder-only ``model`` as parts; products hold weights in the ``form``. ``blocks``: layers read already.
 
         With ``release`` each layer of ``model`` is freed as soon as it is read, so that no more than one layer is held
         in both forms. Where the form copies all weights, nothing keeps their file mapped. ``model`` cannot run
@@ -171,7 +171,7 @@ class Family:
         return Parts(
             embedding=embedding,
             embedding_scale=self.embedding_scale(model),
-            blocks=list(map(read, range(len(stack)))),
+            blocks=list(blocks or map(read, range(len(stack)))),
             final_norm=self.read_final_norm(self.final_norm(model), model.config),
             lm_head=self.read_head(model, form),
             rotary=tables[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class T5(Family):
         """The oldest T5 multiply what the head reads by width ** -0.5."""
         return float(config.d_model**-0.5) if getattr(config, "scale_decoder_outputs", False) else 1.0
 
-    def read(self, model: Any, form: Form, release: bool = False) -> Parts:
+    def read(self, model: Any, form: Form, release: bool = False, blocks: Sequence[Layer] = ()) -> Parts:
         decoder, config = model.decoder, model.config
         crosses = [_read_cross(block.layer[1], config, form) for block in decoder.block]
         blocks = [self._layer(block, cross, config, form) for block, cross in zip(decoder.block, crosses, strict=True)]
