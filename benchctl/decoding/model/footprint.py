@@ -79,8 +79,8 @@ def footprint(target: Target, device: str, weights: str = "auto", layerwise: boo
     if count == 0.5:
         # All layers, then also the embedding and the LM head in both forms.
         packed = sum(map(packed_bytes, matrices))
-        positions = 0 if target.positions is None else target.positions.nbytes
-        held = packed + packed_bytes(target.lm_head.weight) + embedding // 2 + positions
+        held = packed + packed_bytes(target.lm_head.weight) + embedding // 2
+        held += 0 if target.positions is None else target.positions.nbytes
         one_layer = packed + embedding + head - tied + (in_layers + joined) // target.layers
         at_last = held + embedding + head - tied
     elif count == 2:
