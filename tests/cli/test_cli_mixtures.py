@@ -33,10 +33,10 @@ def test_a_run_has_the_tokens_of_transformers(variant: str, here: Path) -> None:
         (None, "identical"),
         (None, None),
     }
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(here / "mixture", dtype=torch.float32).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(here / "mixture", dtype=torch.float32)
     prompt = target.tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "use_cache": False}
-    expected = model.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()
+    expected = model.eval().generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()
     answers = [list(row.token_ids) for row in rows if row.prompt_id == "short"]
     assert answers == [expected] * (1 + len(LABELS))
 
