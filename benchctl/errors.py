@@ -18,6 +18,7 @@ class UserError(Exception):
 
 
 OUT_OF_MEMORY = "out_of_memory"
+ENGINE_ENDED = ("engine_died", "engine_gone")  # a server that benchctl started, and one that was running
 # Of torch, the system, C++, CUDA and its products.
 _NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "out of memory", "STATUS_ALLOC_FAILED")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchctl import bundled, gguf
 from benchctl.bundled import Package, PackModel
-from benchctl.decoding.model.families import check_family
+from benchctl.decoding.model.opaque import check_runs
 from benchctl.decoding.model.tokenizer import from_pretrained, hub_reachable
 from benchctl.errors import UserError
 
@@ -77,7 +77,7 @@ def _check_sha256(file: Path, sha256: str) -> None:
 def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
     """The folder in the hub's own cache with the files of a model, downloaded where they are not there yet.
 
-    Raises UserError where the hub cannot be reached, for an unknown model, and for a family that cannot run.
+    Raises UserError where the hub cannot be reached, for an unknown model, and for a model that cannot run.
     """
     import transformers
     from huggingface_hub import HfApi, snapshot_download
@@ -89,7 +89,7 @@ def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
             f"cannot download {hub_id}: the model hub cannot be reached, or HF_HUB_OFFLINE is set. Connect to the "
             "network and unset it, or copy the model's folder here and name it with --model",
         )
-    check_family(from_pretrained(transformers.AutoConfig, hub_id))
+    check_runs(from_pretrained(transformers.AutoConfig, hub_id).get_text_config())
     try:
         files = HfApi().model_info(hub_id, files_metadata=True).siblings or []
         wanted = [file for file in files if "/" not in file.rfilename and not file.rfilename.startswith("consolidated")]

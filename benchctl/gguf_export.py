@@ -52,6 +52,7 @@ def check_exportable(source: Path) -> TargetTokenizer:
             "no_model_folder", f"{source}: not a folder with a model. Name its folder, or a GGUF file of it."
         )
     model = load_tokenizer(source)
+    model.check_layers()
     config, rope = model.config, getattr(model.config, "rope_parameters", None) or {}
     if config.model_type not in gguf.CLASSES or not list(source.glob(WEIGHTS)):
         known = ", ".join(gguf.CLASSES)

@@ -17,9 +17,10 @@ from typing import ClassVar, Literal
 from benchctl import bundled, registry
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.likelihood import reply_chances
-from benchctl.decoding.model.target import Target, files_sha256
+from benchctl.decoding.model.loading import files_sha256
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
-from benchctl.decoding.sampling import Sampling
+from benchctl.decoding.sampling import Sampling, check_temperature
 from benchctl.errors import UserError
 from benchctl.judging.judge import AskedJudge, Message, Place, Reply, Usage
 
@@ -56,6 +57,7 @@ class Local(AskedJudge):
     def __post_init__(self) -> None:
         if self.temperature < 0:
             raise ValueError("temperature is 0 or more")
+        check_temperature(self.temperature)
         if self.temperature and self.way == "logprob":
             raise ValueError("logprob draws nothing, so it takes no temperature; it goes with way=generate")
 

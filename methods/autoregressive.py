@@ -15,6 +15,7 @@ class Autoregressive(Method, Batched):
     """Decode plainly, one token per target pass: the baseline of all methods."""
 
     supports_encoder_decoder = True
+    needs_layers = False
 
     def step(self, context: Context) -> tuple[int]:
         return one_token(context)

@@ -50,6 +50,7 @@ class Combine(Speculative, CarriesOver, Combines):
     first: str = "suffix"
     then: str = "two_model"
     when: Literal["first", "longer", "union"] = "first"
+    needs_layers = False  # as far as its parts do not
     supports_encoder_decoder = True  # as far as its parts do, see `unsupported`
     parts: tuple[Speculative, ...] = field(default=(), init=False, repr=False, compare=False)
 
@@ -82,6 +83,10 @@ class Combine(Speculative, CarriesOver, Combines):
     @property
     def exactness(self) -> Exactness:  # type: ignore[override]
         return "exact" if all(part.exactness == "exact" for part in self.parts) else "exact_greedy"
+
+    @property
+    def drafts_trees(self) -> bool:  # type: ignore[override]
+        return self.when == "union" or any(part.drafts_trees for part in self.parts)
 
     @property
     def drafts_from_text(self) -> bool:  # type: ignore[override]

@@ -51,6 +51,7 @@ class DraftTree(DraftModelMethod):
     row_cost          for tree=optimal: time of one more verified row in target passes
     """
 
+    drafts_trees = True
     tree: str = "likeliest"
     nodes: int = 12
     depth: int = 8
@@ -88,10 +89,10 @@ class DraftTree(DraftModelMethod):
         probs = partial(self._probs, context, unread)
         if self.tree == "likeliest":
             depth = min(depth, self.depth)
-            return grow_likeliest(score, self.width, depth, self.nodes, self.vocabulary, self.confidence)
+            return grow_likeliest(score, self.width, depth, self.nodes, self.vocabulary, self.confidence, self._stops)
         if self.tree == "best_first":
-            return grow_best_first(probs, min(depth, self.depth), self.nodes, picks, self.confidence)
-        return grow_shape(probs, [path for path in self._shape if len(path) <= depth], picks)
+            return grow_best_first(probs, min(depth, self.depth), self.nodes, picks, self.confidence, self._stops)
+        return grow_shape(probs, [path for path in self._shape if len(path) <= depth], picks, self._stops)
 
     def _expand(self, context: Context, unread: Sequence[int], frontier: Frontier) -> Tensor:
         """Draft logits [rows, k]; the draft model keeps the rows until the verdict."""

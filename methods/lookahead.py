@@ -39,6 +39,8 @@ class Lookahead(Speculative):
     guesses: int = 2
     bonus: bool = True
     prompt_pool: bool = True
+    needs_layers = False
+    drafts_trees = True
     drafts_from_text = False  # but from the window and the n-grams of all earlier steps
     can_combine = False
     # Up to ngram - 1 levels of equally many columns: a column continues level 0 up to its own token there, then its own

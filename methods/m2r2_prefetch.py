@@ -145,8 +145,14 @@ class StreamPredictor:
     def __init__(self, blocks: Sequence[Layer], intervals: Sequence[Interval], experts: int) -> None:
         self._blocks, self._experts = blocks, experts
         self.state: Tensor | None = None
-        passed = [(interval, layer) for interval in intervals for layer in range(interval.first + 1, interval.gate + 1)]
-        self._coming = {layer - 1: coming(interval, layer) for interval, layer in passed}
+        self._coming = dict[int, list[int]]()
+        for interval in intervals:
+            waiting = list[int]()  # what dense layers could have asked for: the next layer of experts asks for it too
+            for layer in range(interval.first + 1, interval.gate + 1):
+                waiting += coming(interval, layer)
+                if isinstance(blocks[layer - 1].mlp, Experts):
+                    asked = [ahead for ahead in waiting if ahead >= layer and isinstance(blocks[ahead].mlp, Experts)]
+                    self._coming[layer - 1], waiting = asked, []
 
     def note(self, state: Tensor) -> None:
         self.state = state
@@ -155,7 +161,7 @@ class StreamPredictor:
         state, self.state = self.state, None  # a state is asked once; where no accelerated row ran there is none
         if state is None:
             return {}
-        return {ahead: rank_experts(self._blocks[ahead], state, self._experts) for ahead in self._coming[layer]}
+        return {ahead: rank_experts(self._blocks[ahead], state, self._experts) for ahead in self._coming.get(layer, ())}
 
 
 def coming(interval: Interval, layer: int) -> range:

@@ -31,6 +31,7 @@ class PromptLookup(Speculative):
     allow_short: bool = True
     min_ngram: int = 1
     supports_encoder_decoder = True
+    needs_layers = False
 
     def __post_init__(self) -> None:
         check_options(self, 1, "draft_tokens", "max_ngram", "min_ngram")

@@ -72,7 +72,7 @@ class SparseCache(Speculative):
             state = target.embed([token], [stream.base + earlier])
             state = stream.detour(state, parts, earlier=earlier, view=self._view, choose=choose)
             choose, draft_logits = None, target.head(state)
-            if self._stop.ends(draft_logits, chain.add(draft_logits)):
+            if self._stop.ends(draft_logits, chain.add(draft_logits)) or chain.ended:
                 break
         return chain.draft()
 

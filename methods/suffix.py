@@ -54,6 +54,7 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
     memory: Literal["prompt", "run"] = "prompt"
     texts: str = ""
     supports_encoder_decoder = True
+    needs_layers = False
     store: Occurrences = field(init=False, repr=False, compare=False)
     _text: Occurrences = field(init=False, repr=False, compare=False)
     _fixed: Occurrences = field(init=False, repr=False, compare=False)
@@ -75,6 +76,10 @@ class Suffix(Speculative, CarriesOver, UsesTexts):
 
     def new_store(self) -> Occurrences:
         return Occurrences(self.depth)
+
+    @property
+    def drafts_trees(self) -> bool:  # type: ignore[override]
+        return self.tree
 
     @property
     def drafts_from_text(self) -> bool:  # type: ignore[override]

@@ -37,6 +37,8 @@ class TokenRecycling(Speculative, CarriesOver):
     memory: Literal["prompt", "run"] = "prompt"
     drafts_from_text = False  # but from the rows of all earlier steps
     supports_encoder_decoder = True
+    needs_layers = False
+    drafts_trees = True
     store: dict[int, list[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from benchctl.decoding.drafting.occurrences import Occurrences
 from benchctl.decoding.drafting.second_model import DraftModelMethod
 from benchctl.decoding.drafting.stops import Stop, StopRule
 from benchctl.decoding.method import Chain, Context, Outcome, PlainDrafter, check_options, refuse_options
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.exits import read_layers
 from benchctl.decoding.verify import Verdict, verify_block
 
@@ -79,6 +79,10 @@ class TwoModel(DraftModelMethod):
     def drafts_from_text(self) -> bool:  # type: ignore[override]
         return self.stop != "bandit"
 
+    def unsupported(self, target: TargetInfo) -> str | None:
+        needs = "draft_exits needs layers of the draft model, which transformers runs here as a whole"
+        return needs if target.opaque and self.draft_exits else None
+
     def prepare(self, target: Target) -> None:
         super().prepare(target)
         self._exits = self.own_exits(self.draft_exits)
@@ -101,7 +105,7 @@ class TwoModel(DraftModelMethod):
                 every_logits = self.score(context, [*unread, *guesses], rows=1 + len(guesses))
             for draft_logits in torch.split(every_logits, 1):
                 place = chain.add(draft_logits)
-                if ended := self._stop.ends(draft_logits, place):
+                if ended := self._stop.ends(draft_logits, place) or chain.tokens[-1] in self._stops:
                     break
                 if guesses[right : right + 1] != list(self._tokens.read(chain.tokens[-1])):
                     break
@@ -141,7 +145,7 @@ class TwoModel(DraftModelMethod):
                 probs.append(float(log_shares.max().exp()))
                 entropy = float(-(log_shares.exp() * log_shares).sum())
                 confidences = {"product": prod(probs), "entropy": 1 - sqrt(0.2 * entropy)}
-                if self.confidence > confidences.get(self.stop, probs[-1]):
+                if self.confidence > confidences.get(self.stop, probs[-1]) or proposal[-1] in self._stops:
                     break
             return proposal
 

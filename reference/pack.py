@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save, save_file
 
 from benchctl import registry
 from benchctl.bundled import EMBEDDING, TOKENIZER, WEIGHTS, PackModel, read_index
-from benchctl.decoding.model.target import DRAFT_VOCABULARY, folder_sha256
+from benchctl.decoding.model.loading import DRAFT_VOCABULARY, folder_sha256
 from benchctl.decoding.modules.folders import FACTS, read_facts
 from benchctl.decoding.modules.folders import WEIGHTS as MODULES
 from benchctl.errors import UserError

@@ -21,13 +21,13 @@ from benchctl.analysis.frame.build import (
     remembering,
     to_frames,
 )
-from benchctl.analysis.frame.rows import AUTOREGRESSIVE
+from benchctl.analysis.frame.rows import AUTOREGRESSIVE, FIDELITY
 from benchctl.analysis.judges.figures import JudgedFigures, Judging, judging
 from benchctl.analysis.judges.judgements import share_out
 from benchctl.analysis.metrics.metric import Metric, all_metrics
 from benchctl.analysis.stats.estimates import Estimate, estimates
 from benchctl.errors import InvalidData, UserError
-from benchctl.records.schema import COUNTED_SINCE, Exactness, MethodInfo, Mode, ModelInfo, Run
+from benchctl.records.schema import COUNTED_SINCE, OTHER_WEIGHTS, Exactness, MethodInfo, Mode, ModelInfo, Run
 from benchctl.records.scores import Score
 from benchctl.records.writer import RunFile
 
@@ -136,6 +136,7 @@ def group(files: Sequence[RunFile]) -> tuple[tuple[RunFile, ...], ...]:
 
 
 POOLED = "all suites"
+_SAME_WEIGHTS = 0.9  # of the tokens an engine chooses as the target does, in any number format but quantised ones
 Frames = Mapping[Mode, pd.DataFrame]
 
 
@@ -252,6 +253,24 @@ class Group:
     def is_of_engines(self) -> bool:
         """Whether other engines were measured, whose kernels may round otherwise each time."""
         return any(method.engine is not None for method in self.run.methods)
+
+    @cached_property
+    def other_weights(self) -> Mapping[str, float]:
+        """Labels of engines that choose too few of the target's tokens to have its weights, with the share they choose.
+
+        Labels that were asked for with quantised weights are left out.
+        """
+        meant = {
+            method.label
+            for method in self.methods
+            if method.engine is not None and method.engine.dtype != "quantised" and method.reason != OTHER_WEIGHTS
+        }
+        sums = [FIDELITY + "target_agreed_tokens", FIDELITY + "scored_tokens"]
+        if not meant or not set(sums) <= set(self.frame):
+            return {}
+        agreed = self.frame[self.frame["label"].isin(meant)].groupby("label")[sums].sum()
+        shares = {str(label): float(one) / float(every) for label, one, every in agreed.itertuples() if every}
+        return {label: share for label, share in shares.items() if share < _SAME_WEIGHTS}
 
     @property
     def repeats(self) -> Repeats:
@@ -492,6 +511,7 @@ def _method_figures(
     is_baseline = method.label == run.baseline
     claims = claims_exact(method.exactness, run.temperature)
     refused = "claim_broken" if method.label in group.claim_breakers else ""
+    refused = refused or ("other_weights" if method.label in group.other_weights else "")
     refused = refused or ("remembers" if method.label in group.remembering else "")
     refused = refused or ("impossibly_fast" if group.is_impossibly_fast(method.label) else "")
     return MethodFigures(

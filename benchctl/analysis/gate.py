@@ -43,6 +43,7 @@ _MACHINE_WARNINGS = (
 )
 _REFUSED = {
     "claim_broken": "answers differ from the baseline's, against its claim",
+    "other_weights": "it chooses too few of the target's tokens to have its weights",
     "remembers": "it took other steps when it answered a prompt again, so it remembers answers",
     "impossibly_fast": "its passes took less than half the time of the baseline's",
 }

@@ -76,6 +76,12 @@ _TEMPLATES: dict[str, tuple[str, str]] = {  # the gravest first; a line of at mo
         "{label} claims to be exact, but {answers} of its answers differ from the baseline's by more than rounding. "
         "The method has a bug: do not use its figures.",
     ),
+    "other_weights": (
+        "{label} chooses {share:.0%} of the target's tokens: check its model",
+        "{label} chooses only {share:.1%} of the target's tokens, so its weights are not the target's. Its speed is "
+        "that of another model. Check which model or file it runs. Name quantised weights with `quantised=FILE` "
+        "(llama_cpp) or `dtype=quantised` (openai).",
+    ),
     "not_examined": (
         "{label}: claims are unproven; run `benchctl doctor --method`",
         "`benchctl doctor --method {label}` {found}. The claims and the speed of {label} are unproven until all "
@@ -316,6 +322,8 @@ def _of_methods(group: Group) -> Iterator[Warning]:
             apart.append(label)
         if answers and claims:
             yield _warn("claim_broken", label=label, answers=answers)
+        if label in group.other_weights:
+            yield _warn("other_weights", label=label, share=group.other_weights[label])
         if label in group.remembering:
             yield _warn("remembers", label=label)
         if old := old_defaults(label, next(each.options for each in group.methods if each.label == label)):

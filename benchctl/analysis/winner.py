@@ -250,13 +250,22 @@ def summarise(group: Group, names: Mapping[str, str] | None = None) -> Summary:
     return Summary(headline, tuple(filter(None, lines)), f"Use {headline}")
 
 
+def _too_few(group: Group, result: Contest) -> str:
+    """Why fewer than two methods compete."""
+    if any(method.label != group.run.baseline for method in result.methods):
+        return "only one method with the same answers was measured"
+    measured = [each.fidelity for each in group.pooled.methods if not each.is_baseline and not each.refused]
+    same, compared = (sum(getattr(each, name) for each in measured) for name in ("identical", "compared"))
+    if not compared:
+        return "the answers were not compared" if measured else "no method with the same answers was measured"
+    return f"no method claims the same answers; {same} of {compared} were the same"
+
+
 def _without_winner(group: Group, result: Contest, left_out: tuple[str, ...]) -> Summary:
     if group.run.imported:
         reason = "imported files cannot show that answers are the same"
     elif len(result.methods) < 2:
-        others = [method for method in result.methods if method.label != group.run.baseline]
-        no_answers = f"{'only one' if others else 'no'} method with the same answers was measured"
-        reason = "answers failed or have no verdict" if result.unconfirmed else no_answers
+        reason = "answers failed or have no verdict" if result.unconfirmed else _too_few(group, result)
     elif min(method.prompts for method in result.methods) < LEAST_PROMPTS:
         reason = f"fewer than {LEAST_PROMPTS} prompts"
     else:

@@ -103,7 +103,7 @@ def demo_labels(targets: tuple[str, ...]) -> list[tuple[str, ...]]:
     """For each target the labels of `Method.demo` that it is the first to run: none that lack models or modules."""
     from benchctl import bundled
     from benchctl.decoding.model.tokenizer import load_tokenizer
-    from benchctl.measuring.check import choose_method, choose_models
+    from benchctl.measuring.check import STATIC, choose_method, choose_models
     from benchctl.measuring.settings import ModelSettings
     from benchctl.registry import BASELINE, builtin_names, method_class
 
@@ -117,7 +117,7 @@ def demo_labels(targets: tuple[str, ...]) -> list[tuple[str, ...]]:
         fitting = []
         for label in labels:
             with suppress(UserError):
-                choose_method(label, models).fit(tokenizer)
+                choose_method(label, models).fit(tokenizer, STATIC)
                 fitting.append(label)
         of_targets.append(tuple(fitting))
         labels = [label for label in labels if label not in fitting]

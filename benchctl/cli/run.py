@@ -54,8 +54,8 @@ def run(settings: RunSettings, options: _OfAll) -> None:
 
     Each generation is written immediately as a line of the results file. --resume continues an interrupted run.
 
-    Exit code: 0; 1 if every generation failed or memory was short; 2 for wrong usage; 3 for --resume of an invalid
-    results file.
+    Exit code: 0; 1 if every generation of a label failed, memory was short or an engine ended; 2 for wrong usage; 3 for
+    --resume of an invalid results file.
 
     \b
     Examples:
@@ -93,20 +93,30 @@ def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
     checked = check(settings, lambda notice: click.echo(notice, err=True))
     needs = memory_needs(checked)
     took = duration(checked)
-    seconds = took.seconds * options.sessions
-    least_s, most_s = seconds / FASTER, seconds * SLOWER
+    seconds = None if took.seconds is None else took.seconds * options.sessions
+    engines = [choice.label for choice in checked.choices] if checked.is_of_engines else []
     if options.as_json:
         memory = {need.device: {"parts": need.parts, "sum": need.bytes, "free": need.free_bytes} for need in needs}
-        click.echo(json.dumps({"memory_bytes": memory, "seconds": {"least": least_s, "most": most_s}}, indent=2))
+        times = None if seconds is None else {"least": seconds / FASTER, "most": seconds * SLOWER}
+        click.echo(json.dumps({"memory_bytes": memory, "seconds": times, "engines_not_counted": engines}, indent=2))
         return
     labels = ", ".join(choice.label for choice in checked.choices if not choice.unsupported)
     click.echo(f"{labels} on {describe_target(checked)}: memory by formula, not measured.")
     for need in needs:
         click.echo(memory_table(need.parts, need.free_bytes, need.device if len(needs) > 1 else ""))
+    click.echo(f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations")
+    if engines:
+        click.echo(
+            f"Not counted: the memory of {len(engines)} engines, each of which holds the weights once more, and their "
+            "time, which is not that of benchctl's own loop."
+        )
+    if seconds is None or took.step_s is None:
+        if not engines:
+            click.echo("time: unknown, since transformers runs the layers")
+        return
     click.echo(
-        f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations\n"
-        f"time: {describe_seconds(least_s)} to {describe_seconds(most_s)}, with warm-up, without loading\n"
-        f"Assumed: full answers, every method as fast as the baseline, {took.step_s * 1e3:.3g} ms for a token "
+        f"time: {describe_seconds(seconds / FASTER)} to {describe_seconds(seconds * SLOWER)}, with warm-up, without "
+        f"loading\nAssumed: full answers, every method as fast as the baseline, {took.step_s * 1e3:.3g} ms for a token "
         f"(calibrated now). The range is {FASTER:g} times faster to {SLOWER:g} times slower."
     )
 
@@ -127,15 +137,15 @@ def measure(settings: RunSettings) -> tuple[CheckedRun, RunSummary]:
 
 
 def _is_incomplete(file: RunFile) -> bool:
-    """Whether every generation failed, or a label or generation lacked memory; by all that the file has."""
-    from benchctl.errors import OUT_OF_MEMORY
+    """Whether every generation of a label failed, memory was short, or an engine ended; by all that the file has."""
+    from benchctl.errors import ENGINE_ENDED, OUT_OF_MEMORY
     from benchctl.measuring.memory import NO_ROOM
     from benchctl.records.progress import unanswered
 
-    failed, any_answered = unanswered(file.run, file.rows)
-    lacking = any(error.startswith(OUT_OF_MEMORY) for error in failed.values())
+    failed, answered = unanswered(file.run, file.rows)
+    lacking = any(error.startswith((OUT_OF_MEMORY, *ENGINE_ENDED)) for error in failed.values())
     lacking |= any(method.unsupported == NO_ROOM for method in file.run.methods)
-    return lacking or bool(failed) and not any_answered
+    return lacking or not {key.label for key in failed} <= answered
 
 
 def _show(files: Sequence[RunFile], as_json: bool) -> None:

@@ -129,9 +129,11 @@ class _Round:
 
 def _plain(drafter: PlainDrafter, case: Case, prompt: Sequence[int], got: Generation, at: int) -> _Round:
     """The step that a greedy method must take after the first ``at`` tokens of the answer that it must give."""
-    begun, rest = case.target.read(prompt), got.token_ids[at:]
+    begun, rest = case.target.begin(prompt), got.token_ids[at:]
     limit = min(case.new_tokens, case.target.context_tokens - len(begun))
-    proposal = drafter([*begun, *got.token_ids[:at]], limit - at - 1)
+    proposal, stop_ids = drafter([*begun, *got.token_ids[:at]], limit - at - 1), case.target.stop_ids
+    stop = next((place for place, token in enumerate(proposal, 1) if token in stop_ids), len(proposal))
+    proposal = proposal[:stop]
     agreed = common_start(proposal, rest)
     return _Round(len(proposal), agreed, min(agreed + 1, len(rest)))
 
@@ -143,7 +145,7 @@ def _fresh(case: Case, prompt: Sequence[int], got: Generation, at: int) -> _Roun
         case.method.store = case.method.new_store()
     with case.method.serve(case.target, None) as served:
         context = open_context(served, DecodeRequest(prompt, case.new_tokens))
-        context.tokens += [*served.read(prompt), *said[:-1]]
+        context.tokens += said[:-1]
         case.method.start(context)
         context.tokens.append(said[-1])
         context.stream.runs.clear()

@@ -61,9 +61,11 @@ class Naive:
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., vocabulary] through final norm and head."""
-        family = family_of(self.model.config)
-        answer: Tensor = self.model.get_output_embeddings()(family.final_norm(self.model)(states))
-        return answer
+        config = self.model.config
+        normed = family_of(config).final_norm(self.model)(states)
+        answer: Tensor = self.model.get_output_embeddings()(normed) / getattr(config, "logits_scaling", 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return answer if cap is None else cap * torch.tanh(answer / cap)
 
     def last_states(self, text: Sequence[int], depths: Sequence[int] | None = None) -> Tensor:
         """[layers + 1, width] residual of the last token before the first layer and after each; see states."""
@@ -146,7 +148,7 @@ NEW_TOKENS = 24
 
 def random_config(family: str, **settings: Any) -> Any:
     """Configuration of a tiny model of a family of transformers; ``settings`` are fields of its config."""
-    return CONFIG_MAPPING[family](**{**_COMMON, **settings})
+    return CONFIG_MAPPING[family](**copy.deepcopy({**_COMMON, **settings}))  # some configurations write into theirs
 
 
 def random_model(config: Any, seed: int, dtype: torch.dtype) -> Any:
@@ -154,8 +156,7 @@ def random_model(config: Any, seed: int, dtype: torch.dtype) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         # The other implementations of experts refuse float64.
-        options = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
-        model = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config, experts_implementation="eager")  # type: ignore[no-untyped-call]
         _roughen(model)
     return model.to(dtype).eval()
 
@@ -170,11 +171,13 @@ def _roughen(model: Any) -> None:
             parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
         elif name.endswith("bias"):
             parameter.normal_(0.0, 0.3)
+        elif name.endswith("sinks"):
+            parameter.normal_(0.0, 2.0)  # some take most of a head's attention
     if model.config.tie_word_embeddings:
         # A residual that stays close to its token's embedding makes a tied head repeat that token for ever.
         embedding, norm = model.get_input_embeddings(), family_of(model.config).final_norm(model)
         scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
-        offset = 1.0 if model.config.model_type == "gemma" else 0.0  # its gain is 1 + w
+        offset = 1.0 if model.config.model_type.startswith("gemma") else 0.0  # its gain is 1 + w
         embedding.weight.mul_(0.1 / scale)
         norm.weight.add_(offset).mul_(10.0 * scale).sub_(offset)
 

@@ -193,7 +193,6 @@ class _Batch:
         self._cache, idle = BatchCache(prompts, max(room, 0)), Stream(target, 0)
         for index, request in enumerate(requests):
             context = open_context(target, request)
-            context.tokens += target.read(request.prompt_ids)
             sequence = _Sequence(context)
             sequence.add(method.start(context), self._most)
             sequence.layers = prefill_layers(context)
@@ -232,15 +231,16 @@ class _Batch:
     def _run(self, tokens: Sequence[int], layers: Sequence[int]) -> Tensor:
         """Residual [sequences, width] of a row for each token, after these layers."""
         cache = self._cache
-        rotary = self._target.rotary[cache.positions].unsqueeze(1)
+        tables = (self._target.rotary, *self._target.more_rotary)
+        turns = [table[cache.positions].unsqueeze(1) for table in tables]
         x = self._target.embed(tokens, cache.positions)
         for index in layers:
             layer = self._target.blocks[index]
             attention = layer.attention
-            queries, rows = project(attention, layer.attention_norm(x), rotary)
+            queries, rows = project(attention, layer.attention_norm(x), turns[attention.rope])
             keys, values = cache.write(index, rows, attention.window)
             grouped = queries.reshape(keys.shape[0], -1, attention.head_dim)
-            mixed = weigh(grouped, keys, values, attention.scale, cache.bias(index, attention.window))
+            mixed = weigh(attention, grouped, keys, values, cache.bias(index, attention.window))
             x = layer.finish(x, mixed.view(x.shape[0], -1))
         cache.length += 1  # the next row is written behind this one
         return x

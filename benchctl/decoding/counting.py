@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from benchctl.decoding.kv.stream import LayerRun
-from benchctl.decoding.method import Context
+from benchctl.decoding.method import Context, Outcome
 from benchctl.errors import UserError
 
 
@@ -16,7 +16,7 @@ class Step:
     """One call of `Method.step`.
 
     tokens    committed ids: the accepted ones, then the bonus token
-    drafted   tokens along the deepest branch of the draft that was verified
+    drafted   tokens along the deepest branch of the draft that was verified; none behind a stop token
     accepted  drafted tokens kept
     rows      rows that finished the target's last layer
     layers    for each committed token: with a draft all layers, otherwise those that ran in this step, layers that
@@ -50,7 +50,7 @@ def count_step(context: Context, tokens: Sequence[int], runs: Sequence[LayerRun]
     depths = tuple(share + (index < rest) for index in range(len(tokens)))
     step = Step(
         tuple(tokens),
-        sum(outcome.draft.depth for outcome in outcomes),
+        _drafted(outcomes, context.target.stop_ids),
         sum(len(outcome.verdict.path) for outcome in outcomes),
         rows,
         depths,
@@ -67,6 +67,16 @@ def count_step(context: Context, tokens: Sequence[int], runs: Sequence[LayerRun]
             "drafts: run each token through context.stream",
         )
     return step
+
+
+def _drafted(outcomes: Sequence[Outcome], stop_ids: frozenset[int]) -> int:
+    """Drafted tokens of the verifications of a step; what stands behind a stop token is no draft of the answer."""
+    drafted = 0
+    for outcome in outcomes:
+        drafted += outcome.draft.depth_to(stop_ids)
+        if not stop_ids.isdisjoint(outcome.tokens):
+            break
+    return drafted
 
 
 def check_cache(context: Context, kept_tokens: int) -> None:

@@ -80,8 +80,22 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Tokens along the deepest branch that can be accepted: what the acceptance rate divides by."""
+        """Tokens along the deepest branch that can be accepted."""
         return max((d for row, d in enumerate(self.depths) if not self.is_scratch(row)), default=0)
+
+    def depth_to(self, stop_ids: frozenset[int]) -> int:
+        """As ``depth``, where branches end with their first stop token: what the acceptance rate divides by.
+
+        Tokens (5, 2, 7, 9), a chain, count 2 where 2 is a stop token.
+        """
+        if stop_ids.isdisjoint(self.tokens):
+            return self.depth
+        behind: set[int] = set()  # rows behind a stop token
+        for row, parent in enumerate(self.parents):
+            if parent in behind or (parent != ROOT and self.tokens[parent] in stop_ids):
+                behind.add(row)
+        rows = (row for row in range(len(self)) if row not in behind and not self.is_scratch(row))
+        return max((self.depths[row] for row in rows), default=0)
 
     def children(self, parent: int) -> list[int]:
         """Acceptable rows that continue ``parent``, in row order."""

@@ -57,6 +57,8 @@ class Reported:
     arrived_s       when tokens arrived, in seconds since the question was sent
     arrived_tokens  how many arrived then
     by_step         whether the generation has steps; otherwise the sums stand for them
+    text, new_tokens
+                    of an answer without token ids
     """
 
     arrived_s: tuple[float, ...]
@@ -65,6 +67,8 @@ class Reported:
     steps: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    text: str | None = None
+    new_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,6 @@ def decode(method: Method, target: Target, request: DecodeRequest) -> Generation
     with method.serve(target, request.timer) as served:
         context = open_context(served, request, marks.watch)
         stream, steps, runs = context.stream, list[Step](), list[LayerRun]()
-        context.tokens += served.read(request.prompt_ids)
         first = method.start(context)
         marks.mark()
         layers = prefill_layers(context)
@@ -181,13 +184,15 @@ def open_context(target: Target, request: DecodeRequest, enter: Callable[[Phase]
             "context; shorten it"
         )
         raise UserError("prompt_too_long", message)
-    begun = prompt_tokens if target.encoder is None else 1  # behind an encoder the text begins with a start token
-    limit = min(most, target.context_tokens - begun)
+    begun = target.begin(request.prompt_ids)
+    limit = min(most, target.context_tokens - len(begun))
     forced = None if request.forced is None else ForcedText(tuple(request.forced))
     if forced is not None:
         forced.check_ends(limit, target.stop_ids)
     generator = request.sampling.generator(request.seed)
-    return Context(target, Stream(target, begun + limit), [], begun, limit, request.sampling, generator, forced, enter)
+    stream = Stream(target, len(begun) + limit)
+    stream.cache.encoded = target.read(request.prompt_ids)
+    return Context(target, stream, begun, len(begun), limit, request.sampling, generator, forced, enter)
 
 
 def _truncate(step: Step, context: Context) -> Step:

@@ -20,6 +20,7 @@ from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabula
 from benchctl.decoding.phases import Phase, ignore_phase
 from benchctl.decoding.sampling import Sampling, draw, likeliest
 from benchctl.decoding.verify import ForcedText, Verdict, verify_greedy, verify_rejection
+from benchctl.errors import UserError
 
 Exactness = Literal["exact", "exact_greedy", "lossy"]
 PlainDrafter = Callable[[list[int], int], list[int]]
@@ -83,6 +84,11 @@ class Chain:
         self.tokens.append(self._vocabulary.token(place))
         return place
 
+    @property
+    def ended(self) -> bool:
+        """Whether its last token ends the answer: nothing is drafted behind it."""
+        return bool(self.tokens) and self.tokens[-1] in self._context.target.stop_ids
+
     def draft(self) -> Draft:
         return Draft.chain(self.tokens, tuple(self._probs) or None)
 
@@ -106,6 +112,7 @@ class Method(ABC):
                               methods that decode batches are `Batched` instead
     demo                      options of the labels that `benchctl demo` measures; the defaults where it says nothing
     supports_encoder_decoder  it also runs where an encoder reads the prompt and the text begins with a start token
+    needs_layers              it reads layers, states or heads of the target; False: the target may be opaque
     """
 
     exactness: Exactness = "exact"
@@ -113,6 +120,7 @@ class Method(ABC):
     demo: ClassVar[tuple[str, ...]] = ("",)
     no_batch_reason: ClassVar[str] = "it is made for one sequence at a time"
     supports_encoder_decoder: ClassVar[bool] = False
+    needs_layers: ClassVar[bool] = True
 
     def unsupported(self, target: TargetInfo) -> str | None:
         """Why this method cannot run on a target with these facts, or None. Asked before weights are read."""
@@ -139,7 +147,7 @@ class Method(ABC):
         """
         if context.prompt_state is None:
             stream = context.stream
-            stream.push(context.tokens)
+            stream.push(context.tokens, last_only=True)
             run(stream)
             context.prompt_state = stream.states[-1:].clone()
             stream.keep(range(stream.rows))
@@ -250,7 +258,19 @@ def why_unsupported(method: Method, target: TargetInfo) -> str | None:
     """Why a method cannot run on a target with these facts, or None. No method can leave out the check of encoders."""
     if target.is_encoder_decoder and not method.supports_encoder_decoder:
         return "the target has an encoder, and this method is for targets without one"
+    if target.opaque and method.needs_layers:
+        return "it needs the target's layers, which transformers runs here as a whole"
     return method.unsupported(target)
+
+
+def check_trees(method: Method, *models: Target) -> None:
+    """Raises UserError where a method drafts trees, and one of its models cannot run their branches in one pass."""
+    if isinstance(method, Speculative) and method.drafts_trees and not all(model.runs_trees for model in models):
+        raise UserError(
+            "no_trees",
+            "the model's attention cannot run the branches of a draft in one pass; use a method that drafts one chain, "
+            "such as prompt_lookup or two_model",
+        )
 
 
 class Speculative(Method):
@@ -261,6 +281,7 @@ class Speculative(Method):
     can_combine: ClassVar[bool] = True
     # True if `draft` runs rows of the target: a combination takes it only as `then`, with when=first
     runs_rows: ClassVar[bool] = False
+    drafts_trees: ClassVar[bool] = False  # True if drafts may branch
     reads_features: ClassVar[bool] = False  # `start` sets `taps` of the stream, before the prompt is run
     no_batch_reason = "each sequence of a batch would accept a number of tokens of its own"
 

@@ -8,6 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchctl.errors import UserError
+
+LEAST_TEMPERATURE = 0.01  # below it float32 logits divided by the temperature may overflow, and draws are greedy anyway
+
+
+def check_temperature(temperature: float) -> None:
+    """Raises UserError for one that is neither 0 nor at least LEAST_TEMPERATURE."""
+    if temperature and not temperature >= LEAST_TEMPERATURE:
+        raise UserError(
+            "temperature_too_low",
+            f"The temperature {temperature:g} is below {LEAST_TEMPERATURE}, where logits divided by it may overflow. "
+            f"Use 0, which is greedy, or at least {LEAST_TEMPERATURE}.",
+        )
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -17,6 +31,9 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
 
     @property
     def greedy(self) -> bool:

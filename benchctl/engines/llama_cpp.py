@@ -1,11 +1,18 @@
-"""llama-server of llama.cpp, started here. Its options are those of build b11434."""
+"""llama-server of llama.cpp, started here: the program, with options of build b11434, or the package xllamacpp."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
 
 from benchctl.errors import UserError
 from benchctl.gguf import SUFFIX
+from benchctl.records.schema import EngineInfo
+from benchctl.serving import served
 from benchctl.serving.dialects import LlamaCppDialect
 from benchctl.serving.engine import Deployment, check_gguf
 from benchctl.serving.served import Started
@@ -14,6 +21,8 @@ from benchctl.serving.served import Started
 @dataclass
 class LlamaCpp(Started):
     """The program ``server`` on the target, or on ``gguf``, the same weights as a GGUF file.
+
+    Where there is no llama-server on PATH, the server of the package xllamacpp is used if that is installed.
 
     ``quantised`` is a file with other weights of this model. Its baseline has the target's weights.
     It drafts ``draft_tokens`` with the model ``draft``, or what followed the last ``ngram`` tokens before. A model that
@@ -46,11 +55,23 @@ class LlamaCpp(Started):
     def runs_float16(self, target: str) -> bool:
         return True
 
+    @property
+    def _program(self) -> list[str]:
+        """The words that start the server, before its options."""
+        if self.server == LlamaCpp.server and which(self.server) is None and find_spec("xllamacpp"):
+            return [sys.executable, "-P", str(Path(served.__file__).with_name("llama_server.py"))]
+        return [self.server]
+
     def plain(self) -> LlamaCpp:
         return replace(self, draft="", ngram=0, draft_tokens=5, quantised="")
 
     def check(self, target: str) -> None:
-        super().check(target)
+        if which(self._program[0]) is None:
+            raise UserError(
+                "engine_not_found",
+                f"{self.server}: no such program. Install the package xllamacpp (pip install 'benchctl[llama-cpp]'), "
+                "put llama-server on PATH, or name it with the option `server`.",
+            )
         own = self.gguf or target
         for model in filter(None, (own, self.quantised, self.draft)):
             check_gguf(model)
@@ -74,10 +95,15 @@ class LlamaCpp(Started):
             speculation = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(self.ngram)]
             speculation += ["--spec-ngram-simple-size-m", str(self.draft_tokens)]
         return [
-            *(self.server, "-m", file, "--host", "127.0.0.1", "--port", str(port)),
+            *(*self._program, "-m", file, "--host", "127.0.0.1", "--port", str(port)),
             # One request at a time, no prompt cache, and no idle thread that waits in a loop.
             *("--parallel", "1", "--no-cache-prompt", "--cache-ram", "0", "--poll", "0", "--no-webui"),
             *("-t", str(deployment.threads), "-c", str(deployment.context_tokens)),
             *cache,
             *speculation,
         ]
+
+    def start(self, deployment: Deployment) -> EngineInfo:
+        info = super().start(deployment)
+        # The package's own build has no number.
+        return info if len(self._program) == 1 else replace(info, version=f"xllamacpp {version('xllamacpp')}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import dataclass, replace
 
+from benchctl.errors import UserError
 from benchctl.serving.dialects import SglangDialect
 from benchctl.serving.engine import Deployment
 from benchctl.serving.served import Started
@@ -30,6 +32,16 @@ class Sglang(Started):
     def __post_init__(self) -> None:
         if not self.speculative:
             self.refuse_options("without speculative", "draft", "draft_tokens")
+
+    def check(self, target: str) -> None:
+        super().check(target)
+        found = "import sys; from importlib.util import find_spec; sys.exit(find_spec('sglang') is None)"
+        if subprocess.run([self.server, "-c", found], capture_output=True).returncode:
+            raise UserError(
+                "engine_not_found",
+                f"{self.server} has no SGLang. Install it (pip install sglang), or name the Python that has it with "
+                "`server`.",
+            )
 
     def plain(self) -> Sglang:
         return replace(self, speculative="", draft="", draft_tokens=6)

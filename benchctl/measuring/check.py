@@ -16,12 +16,16 @@ from benchctl import bundled, registry
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.drafting.vocabularies import SharedTokens
-from benchctl.decoding.method import Combines, Method, UsesDraftModel, why_unsupported
-from benchctl.decoding.model.target import Target, TargetInfo, check_weights
+from benchctl.decoding.method import Combines, Method, UsesDraftModel, check_trees, why_unsupported
+from benchctl.decoding.model.forms import quantised_form
+from benchctl.decoding.model.loading import check_weights
+from benchctl.decoding.model.opaque import check_opaque
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 from benchctl.decoding.modules.draft_vocabulary import read_draft_vocabulary
 from benchctl.decoding.modules.folders import check_fit, no_modules, read_facts, trained_options
 from benchctl.decoding.modules.trainable import Trainable
+from benchctl.decoding.sampling import check_temperature
 from benchctl.errors import UserError
 from benchctl.measuring.clock import utc_now
 from benchctl.measuring.plan import Plan, rounds
@@ -34,6 +38,8 @@ from benchctl.records.schema import EngineInfo, Scalar
 from benchctl.records.writer import check_output, read, scan
 from benchctl.serving.engine import Deployment, Engine
 
+# Who runs the layers: our own code with a preallocated cache, transformers, or nobody.
+STATIC, WHOLE, NOBODY = "static", "transformers", ""
 NO_DRAFT = "it needs a draft model; name one with --draft-model"
 _NAMED = 2  # suites or labels in the name of a results file; more are counted
 
@@ -48,8 +54,20 @@ class CheckedRun:
     suites: tuple[Suite, ...]
     dtype: str
     device: str
+    executor: str
     out: Path
+    tokenizer: TargetTokenizer
     filler: Filler = Filler()
+
+    @property
+    def has_target(self) -> bool:
+        """Whether benchctl itself runs the target. Engines are measured where it cannot, or where nothing compares."""
+        method = self.choices[0].method
+        return self.executor != NOBODY and (not isinstance(method, Engine) or method.sends_ids)
+
+    @property
+    def is_of_engines(self) -> bool:
+        return isinstance(self.choices[0].method, Engine)
 
 
 def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
@@ -57,6 +75,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     if "replay" in settings.repeat.modes and settings.answers.temperature > 0:
         # Acceptance of a draft depends on the text, so a forced text would change it.
         raise UserError("replay_needs_greedy", "--replay forces a greedy text: leave out --temperature, or --replay.")
+    check_temperature(settings.answers.temperature)
     models = choose_models(settings.models)
     choices = choose_methods(settings.labels, models, settings.batch_size)
     if isinstance(choices[0].method, Engine):
@@ -67,8 +86,17 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
     device, dtype = choose_device(settings.models)
     check_out(settings.out, settings)
     tokenizer = check_tokenizers(models, choices, notify, settings.batch_size)
-    check_weights(settings.models.weights, tokenizer.config, dtype, device)
-    choices = tuple(choice.fit(tokenizer) for choice in choices)
+    drafts = {choice.draft_model(models.draft) for choice in choices if not choice.unsupported} - {""}
+    executor = choose_executor(settings, (models.target, *sorted(drafts)), choices, notify)
+    if executor == STATIC:
+        check_weights(settings.models.weights, tokenizer.config, dtype, device)
+    for name in (models.target, *sorted(drafts)) if executor != NOBODY else ():
+        if form := quantised_form(load_tokenizer(bundled.resolve(name)).config):
+            notify(
+                f"{name}: its {form} weights are read as the {dtype} values that they stand for. So they take more "
+                "memory and time than with kernels for this form."
+            )
+    choices = tuple(choice.fit(tokenizer, executor) for choice in choices)
     filler = make_filler(tokenizer, settings.prompts.context_fill)
     suites = load_suites(settings.prompts, notify)  # may be downloaded, so last
     out = settings.out or Path("results") / f"{name_run(suites, choices, settings.labels)}.jsonl"
@@ -76,7 +104,7 @@ def check(settings: RunSettings, notify: Callable[[str], None]) -> CheckedRun:
         check_out(out, settings)
     room = tokenizer.context_tokens - len(filler.ids)
     suites = tuple(fit_suite(suite, tokenizer, settings.prompts.long_prompts, notify, room) for suite in suites)
-    checked = CheckedRun(settings, choices, models, suites, dtype, device, out, filler)
+    checked = CheckedRun(settings, choices, models, suites, dtype, device, executor, out, tokenizer, filler)
     remembering = [each.label for each in choices if getattr(each.method, "memory", "") == "run"]
     if remembering and settings.resume and _goes_on(checked):
         raise UserError(
@@ -138,6 +166,64 @@ def choose_device(settings: ModelSettings) -> tuple[str, str]:
     device = ("cuda" if usable else "cpu") if settings.device == "auto" else settings.device
     dtype = ("bfloat16" if device == "cuda" else "float32") if settings.dtype == "auto" else settings.dtype
     return device, dtype
+
+
+def choose_executor(
+    settings: RunSettings, names: Sequence[str], choices: Sequence[Choice], notify: Callable[[str], None]
+) -> str:
+    """Who runs the layers of these models: one executor for all, so that their passes can be compared.
+
+    Engines are measured also where nobody does. Raises UserError for models that the executor cannot run, and for
+    settings that it does not take.
+    """
+    of_engines = isinstance(choices[0].method, Engine)
+    try:
+        return _choose_executor(settings, names, of_engines, notify)
+    except UserError as problem:
+        if settings.models.executor != "auto" or not of_engines:
+            raise
+        notify(
+            f"benchctl cannot run {names[0]} ({problem}). So target agreement stays empty: speed is measured, and "
+            "whether answers equal those of the engine without speculation."
+        )
+        return NOBODY
+
+
+def _choose_executor(
+    settings: RunSettings, names: Sequence[str], of_engines: bool, notify: Callable[[str], None]
+) -> str:
+    asked, read = settings.models.executor, {name: load_tokenizer(bundled.resolve(name)) for name in names}
+    problems = {name: problem for name, tokenizer in read.items() if (problem := _unknown(tokenizer))}
+    if asked == STATIC or (asked == "auto" and not problems):
+        if problems:
+            raise next(iter(problems.values()))
+        return STATIC
+    for tokenizer in read.values():
+        check_opaque(tokenizer.config)
+    options = {"--weights": settings.models.weights != "auto", "--batch-size": settings.batch_size > 1}
+    if wrong := [option for option, is_given in options.items() if is_given]:
+        raise UserError(
+            "not_for_transformers",
+            f"{' and '.join(wrong)} cannot be used where transformers runs the layers; leave it out.",
+        )
+    if asked == "auto":
+        name = next(iter(problems))
+        kind = read[name].wrapper or read[name].config.model_type
+        lost = "Methods that need inner layers are left out, and speed-ups are those of transformers' passes."
+        notify(
+            f"{name}: benchctl has no layers for this model ({kind}), so transformers runs it"
+            f"{' to score the answers' if of_engines else ''}.{'' if of_engines else f' {lost}'}"
+        )
+    return WHOLE
+
+
+def _unknown(tokenizer: TargetTokenizer) -> UserError | None:
+    """Why our own layers do not run the model of a tokenizer; None where they do."""
+    try:
+        tokenizer.check_layers()
+    except UserError as problem:
+        return problem
+    return None
 
 
 def load_suites(settings: PromptSettings, notify: Callable[[str], None]) -> tuple[Suite, ...]:
@@ -234,7 +320,7 @@ class Choice:
         method = self.method
         return method.modules or self.embedded if isinstance(method, Trainable) and method.needs_modules else None
 
-    def fit(self, tokenizer: TargetTokenizer) -> Choice:
+    def fit(self, tokenizer: TargetTokenizer, executor: str) -> Choice:
         """The choice for the target with this tokenizer, unsupported if the method cannot run on it.
 
         Raises UserError if that method was asked for by name, for named modules of a target of other sizes, and for a
@@ -242,7 +328,7 @@ class Choice:
         """
         if isinstance(self.method, Engine):
             return self
-        target = TargetInfo.of(tokenizer.config)
+        target = TargetInfo.of(tokenizer.config, opaque=executor == WHOLE)
         reason = self.unsupported or why_unsupported(self.method, target) or ""
         if reason and self.named:
             raise UserError("cannot_run_here", f"{self.label} cannot run on this target: {reason}.")
@@ -253,7 +339,7 @@ class Choice:
                 reason = self._for_other_options(problem)
         if isinstance(self.method, UsesTexts) and self.method.texts:
             self.method.read_texts(tokenizer)
-        return replace(self, unsupported=reason, parts=tuple(part.fit(tokenizer) for part in self.parts))
+        return replace(self, unsupported=reason, parts=tuple(part.fit(tokenizer, executor) for part in self.parts))
 
     def prepare(self, target: Target, models: Callable[[str], Target], draft_model: str) -> Choice:
         """The choice with its method prepared, unsupported if the embedded modules are for other options.
@@ -268,9 +354,14 @@ class Choice:
                 if part.embedded and isinstance(part.method, Trainable):
                     part.method.modules = part.embedded
                 if isinstance(part.method, UsesDraftModel):
-                    part.method.use_draft_model(models(part.draft_model(draft_model)))
+                    drafter = models(part.draft_model(draft_model))
+                    part.method.use_draft_model(drafter)
+                    check_trees(self.method, drafter)
+            check_trees(self.method, target)
             self.method.prepare(target)
         except UserError as problem:
+            if problem.id == "no_trees" and not self.named:
+                return replace(self, unsupported=str(problem))
             return replace(self, unsupported=self._for_other_options(problem))
         return self
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from benchctl import bundled
 from benchctl.decoding.kv.cache import Cache, Layout
 from benchctl.decoding.model.footprint import read_bytes
-from benchctl.decoding.model.kernels import Form, Linear
-from benchctl.decoding.model.layers import Experts, Layer, run_layers
+from benchctl.decoding.model.kernels import Form, Linear, Norm
+from benchctl.decoding.model.layers import Experts, Layer, Mlp, run_layers
 from benchctl.decoding.model.target import Target, outline
-from benchctl.decoding.model.tokenizer import load_tokenizer
-from benchctl.measuring.check import CheckedRun, plan_of
+from benchctl.measuring.check import STATIC, CheckedRun, plan_of
 from benchctl.measuring.clock import Clock
 from benchctl.measuring.memory import prompt_tokens
 
@@ -27,27 +25,31 @@ _ROWS, _TIMES = 64, 3
 @dataclass(frozen=True)
 class Duration:
     """Seconds of a run with its warm-up, if every answer has its full length and every method is as fast as the
-    baseline; ``step_s`` is a step of the baseline."""
+    baseline; ``step_s`` is a step of the baseline. Both are None where other
+    layers than our own run, whose pace is not known."""
 
     generations: int
     new_tokens: int
-    seconds: float
-    step_s: float
+    seconds: float | None = None
+    step_s: float | None = None
 
 
 def duration(checked: CheckedRun) -> Duration:
     """The time of a checked run. Loading and verdicts are left out."""
     settings, repeat = checked.settings, checked.settings.repeat
     torch.set_num_threads(settings.models.threads)
-    target = outline(load_tokenizer(bundled.resolve(checked.models.target)).config, checked.dtype)
     plan = plan_of(checked)
     jobs = sum(map(len, plan.by_batch())) + repeat.warm_up * len(plan.warm_up(1))
     generations = len(plan) + repeat.warm_up * sum(map(len, plan.warm_up(1)))
     turns = prompt_tokens(checked)
-    room = target.context_tokens - min(turns)
+    context_tokens = checked.tokenizer.context_tokens
+    room = context_tokens - min(turns)
     if room < 1 and settings.prompts.long_prompts == "cut":
-        room = (target.context_tokens - len(checked.filler.ids)) // 2
+        room = (context_tokens - len(checked.filler.ids)) // 2
     new_tokens = min(settings.answers.max_new_tokens, room)
+    if checked.is_of_engines or checked.executor != STATIC:
+        return Duration(len(plan), len(plan) * new_tokens)
+    target = outline(checked.tokenizer.config, checked.dtype)
     form: Form = "float16" if settings.models.weights == "float16" else target.form
     step_s, row_s = calibrate(target, form, checked.device, Clock(checked.device))
     seconds = jobs * new_tokens * step_s + generations * sum(turns) / len(turns) * row_s
@@ -58,7 +60,8 @@ def duration(checked: CheckedRun) -> Duration:
 def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float]) -> tuple[float, float]:
     """Seconds of a step of one row of an outlined ``target``, and those of each row of a prompt, LM head included.
 
-    As many of its layers are made as fill 256 MiB, at least one. The head takes as long as layers of its size.
+    As many of its layers are made as fill 256 MiB, at least one. The other layers and the head take as long as layers
+    of their size.
     """
     weights = target.parameters * (2 if form == "float16" else target.dtype.itemsize)
     in_layers = sum(map(read_bytes, target.blocks))
@@ -77,13 +80,16 @@ def calibrate(target: Target, form: Form, device: str, clock: Callable[[], float
             started_s = clock()
             run_layers(layers, 0, residual, cache, Layout(0, range(rows), None, rotary))
             seconds.append(clock() - started_s)
-        return min(seconds[1:]) * target.layers / count
+        return min(seconds[1:]) * in_layers / sum(map(read_bytes, target.blocks[:count]))
 
     return pass_s(1) * (1 + target.lm_head.weight.nbytes / in_layers), pass_s(_ROWS) / _ROWS
 
 
 def _made(block: Layer, device: str, form: Form) -> Layer:
-    """A layer with numbers, of the shapes of an outlined one; norms of heads and cross attention are left out."""
+    """A layer with numbers, of the shapes of an outlined one; norms of heads and cross attention are left out.
+
+    It rotates by table 0.
+    """
 
     def numbers(outlined: Tensor) -> Tensor:
         return torch.full(outlined.shape, 1 / outlined.shape[-1], dtype=outlined.dtype, device=device)
@@ -91,10 +97,36 @@ def _made(block: Layer, device: str, form: Form) -> Layer:
     def linear(outlined: Linear) -> Linear:
         return Linear(numbers(outlined.weight), None, form)
 
+    def post(outlined: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
+        return outlined.changed(numbers) if isinstance(outlined, Norm) else outlined
+
+    def dense(outlined: Mlp) -> Mlp:
+        return replace(outlined, gate_up=linear(outlined.gate_up), down=linear(outlined.down), post=post(outlined.post))
+
     attention, mlp = block.attention, block.mlp
-    attention = replace(attention, qkv=linear(attention.qkv), out=linear(attention.out), query_norm=None, key_norm=None)
+    attention = replace(
+        attention,
+        qkv=linear(attention.qkv),
+        out=linear(attention.out),
+        query_norm=None,
+        key_norm=None,
+        sinks=None if attention.sinks is None else numbers(attention.sinks),
+        rope=0,
+        post=post(attention.post),
+    )
     if isinstance(mlp, Experts):
-        made = replace(mlp, router=numbers(mlp.router), gate_up=numbers(mlp.gate_up), down=numbers(mlp.down))
-        return Layer(block.attention_norm.changed(numbers), attention, block.mlp_norm.changed(numbers), made)
-    mlp = replace(mlp, gate_up=linear(mlp.gate_up), down=linear(mlp.down))
-    return Layer(block.attention_norm.changed(numbers), attention, block.mlp_norm.changed(numbers), mlp)
+        made: Mlp | Experts = replace(
+            mlp,
+            router=numbers(mlp.router),
+            gate_up=numbers(mlp.gate_up),
+            down=numbers(mlp.down),
+            router_bias=None,
+            gate_up_bias=None,
+            down_bias=None,
+            shared=None if mlp.shared is None else dense(mlp.shared),
+            shared_gate=None if mlp.shared_gate is None else numbers(mlp.shared_gate),
+            post=post(mlp.post),
+        )
+    else:
+        made = dense(mlp)
+    return Layer(block.attention_norm.changed(numbers), attention, block.mlp_norm.changed(numbers), made)

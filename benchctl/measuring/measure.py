@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from benchctl.decoding.batch import decode_batch
 from benchctl.decoding.experts.offload import Timer
@@ -15,7 +14,7 @@ from benchctl.decoding.loop import DecodeRequest, Generation, Reported, decode
 from benchctl.decoding.method import CarriesOver, Method, labelled_parts
 from benchctl.decoding.model.likelihood import logprobs
 from benchctl.decoding.model.target import Target
-from benchctl.decoding.model.tokenizer import talk
+from benchctl.decoding.model.tokenizer import TargetTokenizer, talk
 from benchctl.decoding.modules.draft_vocabulary import ALL_TOKENS, DraftVocabulary, UsesDraftVocabulary
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import OUT_OF_MEMORY, UserError, is_out_of_memory
@@ -98,9 +97,12 @@ class Stores:
 
 @dataclass
 class Measurer:
-    """Turns jobs into rows: `begin` a batch, then `measure` or `recall` its jobs in order."""
+    """Turns jobs into rows: `begin` a batch, then `measure` or `recall` its jobs in order.
 
-    target: Target
+    Engines can be measured without a target. Then nothing scores their answers, and the `tokenizer` has to be given.
+    """
+
+    target: Target | None
     methods: Mapping[str, Method]
     baseline: str
     config: DecodingConfig
@@ -111,9 +113,11 @@ class Measurer:
     guard: WeightGuard | None = None
     engines: Mapping[str, Engine] = field(default_factory=dict)
     out_of_memory: Counter[str] = field(default_factory=Counter)  # generations by label
+    tokenizer: TargetTokenizer | None = None
 
     def __post_init__(self) -> None:
-        self._guard = self.guard or WeightGuard(self.target)
+        if self.target is not None:
+            self.guard = self.guard or WeightGuard(self.target)
         self._reported: set[tuple[str, str]] = set()
         self._stores = Stores(self.methods)
 
@@ -124,8 +128,24 @@ class Measurer:
         self._histories: defaultdict[tuple[Prompt, str, int, Mode], dict[int, str]] = defaultdict(dict)
         self._answers = BaselineAnswers(lambda prompts: self._decode(self.baseline, list(map(self._request, prompts))))
         self._numbers: dict[tuple[int, ...], bool] = {}  # by prompt, whether the target's logits are
-        self._referee = Referee(self.target, self._answers, partial(AnswerControl, self.target))
-        self._teacher_forcing = TeacherForcing(self.target, self._answers)
+        self._referee = Referee(self.target, self._answers, lambda *texts: AnswerControl(self._own, *texts))
+        self._teacher_forcing = TeacherForcing(self.target, self._answers) if self.target is not None else None
+
+    @property
+    def _own(self) -> Target:
+        assert self.target is not None, "only engines are measured without a target"
+        return self.target
+
+    @property
+    def _text(self) -> TargetTokenizer:
+        return self.tokenizer or self._own.tokenizer
+
+    @property
+    def _facts(self) -> Target | TargetTokenizer:
+        """What knows the target's context, vocabulary and stop ids."""
+        facts = self.target or self.tokenizer
+        assert facts is not None
+        return facts
 
     def measure(self, job: Job) -> tuple[Row, ...]:
         """Decode and judge: a row for each task. Any exception of a method becomes rows with `error` and no numbers,
@@ -143,7 +163,8 @@ class Measurer:
             if job[0].repeat >= 0:  # warm-up is no part of the figures
                 self.out_of_memory[job[0].label] += len(job)
             free_memory()
-        self._guard.check(job[0].label, sample=True)
+        if self.guard is not None:
+            self.guard.check(job[0].label, sample=True)
         return rows
 
     def recall(self, task: Task, row: Row, goes_on: bool = False) -> None:
@@ -178,7 +199,8 @@ class Measurer:
     def _requests(self, job: Job) -> list[DecodeRequest]:
         """What is to be decoded. The baseline's answers that verdicts and forced texts need are decoded first."""
         prompts, mode = [self._prompt_ids(task) for task in job], job[0].mode
-        if self.config.sampling.greedy and (job[0].label != self.baseline or mode == "replay"):
+        are_compared = self.config.sampling.greedy and all(engine.sends_ids for engine in self.engines.values())
+        if are_compared and (job[0].label != self.baseline or mode == "replay"):
             self._answers.decode_together(prompts)
         return [
             replace(
@@ -193,18 +215,19 @@ class Measurer:
     def _decode(self, label: str, requests: Sequence[DecodeRequest]) -> tuple[Generation, ...]:
         """The answers to a batch of prompts, or to the only prompt of a run without batches."""
         if self.config.batch_size > 1:
-            return decode_batch(self.methods[label], self.target, requests)
+            return decode_batch(self.methods[label], self._own, requests)
         (request,) = requests
         if label in self.engines:
             return (self._ask(label, request),)
-        return (decode(self.methods[label], self.target, request),)
+        return (decode(self.methods[label], self._own, request),)
 
     def _ask(self, label: str, request: DecodeRequest) -> Generation:
         """An engine's answer, as our own loop would count it."""
-        engine, target = self.engines[label], self.target
+        engine, target = self.engines[label], self._facts
         room = target.context_tokens - len(request.prompt_ids)
         limit = min(request.max_new_tokens, room)
-        question = Question(request.prompt_ids, limit, tuple(target.stop_ids), self.clock)
+        text = "" if engine.sends_ids else self._text.prompt_text(request.prompt_ids)
+        question = Question(request.prompt_ids, limit, tuple(target.stop_ids), self.clock, text)
         engine.reset()
         return settle(
             engine.answer(question),
@@ -229,8 +252,8 @@ class Measurer:
         if missing:
             raise ValueError(f"turn {missing[0]} of this prompt failed, so turn {task.turn} has no history")
         chat = talk(task.prompt.turns[: task.turn + 1], [answers[before] for before in range(task.turn)])
-        prompt_ids = self.target.tokenizer.encode_chat(chat)
-        room = self.target.context_tokens - len(self.config.filler.ids)
+        prompt_ids = self._text.encode_chat(chat)
+        room = self._facts.context_tokens - len(self.config.filler.ids)
         if self.config.cut:
             prompt_ids = cut_prompt(prompt_ids, room, self.config.max_new_tokens)
         if len(prompt_ids) >= room:
@@ -250,10 +273,13 @@ class Measurer:
         reading: Reading,
         started: Start,
     ) -> Row:
-        text = self.target.tokenizer.decode_text(generation.token_ids)
-        judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
-        self._history(task)[task.turn] = text
         passes, reported = tuple(step.passes for step in generation.steps), generation.reported
+        if reported is not None and reported.text is not None:
+            text, judgement, fidelity = reported.text, Judgement(), dict[str, float]()
+        else:
+            text = self._text.decode_text(generation.token_ids)
+            judgement, fidelity = self._control(task, request, generation, max(len(batch), 1))
+        self._history(task)[task.turn] = text
         return replace(
             _empty_row(task, batch),
             prompt_tokens=len(request.prompt_ids),
@@ -282,7 +308,7 @@ class Measurer:
             noise=judgement.noise,
             fidelity=fidelity,
             error=None,
-            arrived_s=reported.arrived_s if reported else (),
+            arrived_s=reported.arrived_s if reported and generation.token_ids else (),
             arrived_tokens=reported.arrived_tokens if reported else (),
             totals=None if reported is None or reported.by_step else _totals(generation, reported),
         )
@@ -343,6 +369,8 @@ class Measurer:
     def _check_numbers(self, prompt_ids: Sequence[int]) -> None:
         """Raises where logits of the baseline's answer are NaN: then it and every method choose token 0, and agree."""
         key = tuple(prompt_ids)
+        if self.target is None:
+            return
         if key not in self._numbers:
             parts = logprobs(self.target, prompt_ids, self._answers.answer(prompt_ids))
             self._numbers[key] = not any(bool(part.isnan().any()) for part in parts)
@@ -355,6 +383,8 @@ class Measurer:
         if generation.forced is not None:
             judged, agreed = generation.forced.judged, generation.forced.agreed
             return {"replay_judged_tokens": float(judged), "replay_agreed_tokens": float(agreed)}
+        if self._teacher_forcing is None:
+            return {}
         if generation.reported is not None and task.repeat >= 0:  # an engine's plain answers need not be the target's
             return self._teacher_forcing.sums(request.prompt_ids, generation.token_ids, also_equal=True)
         if task.label == self.baseline or task.mode != "free" or task.repeat < 0:
@@ -381,7 +411,7 @@ def answer_seed(task: Task, *, greedy: bool = False) -> int:
 
 def _totals(generation: Generation, reported: Reported) -> Totals:
     return Totals(
-        new_tokens=len(generation.token_ids),
+        new_tokens=len(generation.token_ids) or reported.new_tokens,
         steps=reported.steps,
         wall_s=generation.wall_s,
         drafted=reported.drafted,

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from benchctl import bundled
 from benchctl.decoding.experts.offload import OffloadsExperts, capacity_of, mixtures_of
 from benchctl.decoding.model.footprint import footprint, forms, products
+from benchctl.decoding.model.layerwise import reads_layerwise
+from benchctl.decoding.model.opaque import outline_whole
 from benchctl.decoding.model.target import Target, outline
-from benchctl.decoding.model.tokenizer import load_tokenizer, talk
+from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary, read_draft_vocabulary
 from benchctl.decoding.modules.trainable import Trainable
 from benchctl.errors import OUT_OF_MEMORY, UserError, is_out_of_memory
-from benchctl.measuring.check import CheckedRun, Choice
+from benchctl.measuring.check import WHOLE, CheckedRun, Choice
 from benchctl.measuring.machine import host
+from benchctl.measuring.prompts.fit import unanswered_ids
 
 # What torch and transformers allocate for themselves while a model is loaded and runs: 60 to 200 MB on x86.
 _LIBRARIES_BYTES = 80_000_000
@@ -54,15 +57,24 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     """What the run holds at most: on a CPU one need, with a GPU that of the GPU and that of the host.
 
     Parts that every method has once count once; modules count for each label. What a method
-    holds otherwise is unknown.
+    holds otherwise is unknown, and so is what engines hold.
     """
     settings, dtype, device = checked.settings, checked.dtype, checked.device
+    free, present = host.free_memory_bytes("cpu"), host.resident_bytes()
+    free = None if free is None else free + present  # the sum, too, contains what this process has already
+    program = {"program": present + _LIBRARIES_BYTES}
+    if not checked.has_target:
+        return (Need("cpu", program, free),)
     weights = settings.models.weights
     names = [checked.models.target]
     drafts = (choice.draft_model(checked.models.draft) for choice in checked.choices if not choice.unsupported)
     names += list(dict.fromkeys(filter(None, drafts)))
-    outlines = [outline(load_tokenizer(bundled.resolve(name)).config, dtype) for name in names]
-    target, sizes = outlines[0], [footprint(each, device, weights) for each in outlines]
+    is_whole, paths = checked.executor == WHOLE, [bundled.resolve(name) for name in names]
+    configs = [load_tokenizer(path).config for path in paths]
+    outlines = [(outline_whole if is_whole else outline)(config, dtype) for config in configs]
+    by_layer = [not is_whole and reads_layerwise(*each) for each in zip(paths, configs, strict=True)]
+    sizes = [footprint(each, device, weights, layers) for each, layers in zip(outlines, by_layer, strict=True)]
+    target = outlines[0]
     longest = max(prompt_tokens(checked))
     text = min(longest + settings.answers.max_new_tokens, target.context_tokens)
     texts = text * settings.batch_size
@@ -75,9 +87,6 @@ def memory_needs(checked: CheckedRun) -> tuple[Need, ...]:
     held["experts"] = sum(_fast_tier_bytes(choice, target) for choice in checked.choices)
     held |= {"cache": cached, "work": logits + longest * settings.batch_size * row * target.dtype.itemsize}
     held = {name: size for name, size in held.items() if size}
-    free, present = host.free_memory_bytes("cpu"), host.resident_bytes()
-    free = None if free is None else free + present  # the sum, too, contains what this process has already
-    program = {"program": present + _LIBRARIES_BYTES}
     before = [sum(size.held for size in sizes[:index]) for index in range(len(sizes))]
     extra = max(done + size.device_peak for done, size in zip(before, sizes, strict=True)) - sum(held.values())
     on_device = held | {"loading": max(0, extra)}
@@ -107,15 +116,10 @@ def explained(what: str, needs: Sequence[Need]) -> Iterator[None]:
 
 def prompt_tokens(checked: CheckedRun) -> list[int]:
     """Tokens of each turn of each prompt with all before it; answers, which are unknown, have their full length."""
-    tokenizer, new_tokens = (
-        load_tokenizer(bundled.resolve(checked.models.target)),
-        checked.settings.answers.max_new_tokens,
-    )
+    tokenizer, new_tokens = checked.tokenizer, checked.settings.answers.max_new_tokens
     return [
         min(
-            len(tokenizer.encode_chat(talk(prompt.turns[: turn + 1], [""] * turn)))
-            + turn * new_tokens
-            + len(checked.filler.ids),
+            len(unanswered_ids(tokenizer, prompt.turns[: turn + 1])) + turn * new_tokens + len(checked.filler.ids),
             tokenizer.context_tokens,
         )
         for suite in checked.suites

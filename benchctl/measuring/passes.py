@@ -21,13 +21,15 @@ class Passes:
         self.target, self._start = target, text_tokens
         self._cache: Cache = target.new_cache(text_tokens + most_rows)
         layout = target.layout(0, range(text_tokens))
-        target.run(target.embed(self._tokens(text_tokens), range(text_tokens)), self._cache, 0, target.layers, layout)
+        layout.tokens = self._tokens(text_tokens)
+        target.run(target.embed(layout.tokens, range(text_tokens)), self._cache, 0, target.layers, layout)
 
     def run(self, rows: int) -> None:
         """One pass of a chain of rows behind the text, from the embedding to the likeliest tokens on the host."""
         target, positions = self.target, range(self._start, self._start + rows)
         layout = target.layout(self._start, positions)
-        states = target.run(target.embed(self._tokens(rows), positions), self._cache, 0, target.layers, layout)
+        layout.tokens = self._tokens(rows)
+        states = target.run(target.embed(layout.tokens, positions), self._cache, 0, target.layers, layout)
         likeliest(target.head(states))
 
     def _tokens(self, count: int) -> list[int]:

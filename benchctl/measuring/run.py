@@ -18,12 +18,16 @@ from benchctl import bundled
 from benchctl.decoding.drafting.texts import UsesTexts
 from benchctl.decoding.method import Method
 from benchctl.decoding.model.footprint import read_bytes
+from benchctl.decoding.model.loading import files_sha256, form_sha256
+from benchctl.decoding.model.opaque import OpaqueTarget
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import talk
 from benchctl.decoding.modules.folders import modules_sha256
 from benchctl.decoding.sampling import Sampling
 from benchctl.errors import OUT_OF_MEMORY, UserError
 from benchctl.measuring.check import (
+    STATIC,
+    WHOLE,
     CheckedRun,
     Choice,
     check_tokenizers,
@@ -47,15 +51,13 @@ from benchctl.measuring.settings import ModelSettings, PromptSettings
 from benchctl.measuring.validity import Bounds, Watch
 from benchctl.measuring.weights import WeightGuard
 from benchctl.records.progress import unanswered
-from benchctl.records.schema import Exactness, Fact, MethodInfo, ModelInfo, Run, SuiteInfo
+from benchctl.records.schema import OTHER_WEIGHTS, Exactness, Fact, MethodInfo, ModelInfo, Run, SuiteInfo
 from benchctl.records.writer import Writer, read
 from benchctl.registry import SHIPPED, build, doctor_result, source_sha256
 from benchctl.serving.engine import Deployment, Engine
 
-EXECUTOR = "static"  # a preallocated cache, no compilation
 _DRAFT_ROOM = 128  # tokens that an engine may draft beyond the end of an answer
 _CONTEXT_UNIT = 256  # an engine's context is a multiple, as some engines round it
-ATTENTION = "bmm+sdpa"  # see decoding/model/layers.py
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ class RunSummary:
     missing: Mapping[str, int] = field(default_factory=dict)
 
 
-def model_store(dtype: str, device: str, weights: str = "auto") -> Callable[[str], Target]:
+def model_store(dtype: str, device: str, weights: str = "auto", executor: str = STATIC) -> Callable[[str], Target]:
     """Loads each model of a run once, by embedded name, folder or hub id."""
+    if executor == WHOLE:
+        return cache(lambda name: OpaqueTarget.load_whole(bundled.resolve(name), dtype=dtype, device=device))
     return cache(lambda name: Target.load(bundled.resolve(name), dtype=dtype, device=device, weights=weights))
 
 
@@ -106,13 +110,14 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
     needs = memory_needs(checked)
     if not all(need.is_met for need in needs):
         notify(f"This run may not fit into memory: it needs {describe(needs)}.")
-    models = model_store(checked.dtype, checked.device, settings.models.weights)
+    models = model_store(checked.dtype, checked.device, settings.models.weights, checked.executor)
     with explained("The target", needs):
-        target = models(checked.models.target)
-        guard, clock = WeightGuard(target), Clock(checked.device)
+        target = models(checked.models.target) if checked.has_target else None
+        guard, clock = WeightGuard(target) if target is not None else None, Clock(checked.device)
 
     def prepared(choice: Choice) -> Choice:
         """With its method prepared, and the time that took. Raises UserError if that changed the target."""
+        assert target is not None and guard is not None, "only engines are measured without a target"
         if draft := choice.draft_model(checked.models.draft):
             models(draft)  # loading it is no work of the method
         started_s = clock()
@@ -136,7 +141,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
         # The header contains no sizes, so that --resume finds the same header.
         return replace(choice, method=build(choice.label), unsupported=NO_ROOM)
 
-    deploy = partial(_deployed, deploy=cache(lambda: _deployment(checked, target, clock, notify)))
+    deploy = partial(_deployed, deploy=cache(lambda: _deployment(checked, clock, notify)))
     choices = tuple(
         deploy(choice) if isinstance(choice.method, Engine) else fitting(choice) for choice in checked.choices
     )
@@ -144,7 +149,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
     for choice in choices:
         if choice.unsupported:
             notify(f"{choice.label} cannot run here: {choice.unsupported}.")
-    header = _run_record(checked, choices, models)
+    header = _run_record(checked, choices, models, target)
     with Writer(checked.out, header, resume=settings.resume, notify=notify) as writer:
         usable = {choice.label: choice.method for choice in choices if not choice.unsupported}
         methods = {label: method for label, method in usable.items() if isinstance(method, Method)}
@@ -160,6 +165,7 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
             meter=meter,
             guard=guard,
             engines=engines,
+            tokenizer=checked.tokenizer,
         )
         plan = plan_of(checked, list(usable))
         bounds = Bounds(len(usable_cores()) - settings.models.threads)
@@ -174,7 +180,8 @@ def _run(checked: CheckedRun, report: Report) -> RunSummary:
             wall_s = clock() - started_s
         finally:
             gc.unfreeze()
-        guard.check("A method of this run")
+        if guard is not None:
+            guard.check("A method of this run")
         return RunSummary(
             measured=session.measured,
             recalled=session.done - session.measured,
@@ -200,12 +207,10 @@ def _missing(choices: Sequence[Choice], plan: Plan) -> Counter[str]:
     return Counter({choice.label: each for choice in choices if choice.unsupported == NO_ROOM})
 
 
-def _deployment(
-    checked: CheckedRun, target: Target, clock: Callable[[], float], notify: Callable[[str], None]
-) -> Deployment:
+def _deployment(checked: CheckedRun, clock: Callable[[], float], notify: Callable[[str], None]) -> Deployment:
     name, threads = checked.models.target, checked.settings.models.threads
     needed = max(prompt_tokens(checked)) + checked.settings.answers.max_new_tokens + _DRAFT_ROOM
-    context_tokens = min(-(-needed // _CONTEXT_UNIT) * _CONTEXT_UNIT, target.context_tokens)
+    context_tokens = min(-(-needed // _CONTEXT_UNIT) * _CONTEXT_UNIT, checked.tokenizer.context_tokens)
     halves = checked.settings.models.weights == "float16" or checked.dtype in ("float16", "bfloat16")
     weights: Literal["F16", "F32"] = "F16" if halves else "F32"
     folder = str(bundled.resolve(name))
@@ -272,7 +277,7 @@ def prepare_own_model(
         raise UserError("only_the_baseline", "autoregressive is the reference of every check: name another --method.")
     device, _ = choose_device(models)
     tokenizer = check_tokenizers(names, choices, notify)
-    choices = [choice.fit(tokenizer) for choice in choices]
+    choices = [choice.fit(tokenizer, STATIC) for choice in choices]
     suites = [fit_suite(suite, tokenizer, "skip", notify) for suite in load_suites(asked, notify)]  # may be downloaded
     torch.set_num_threads(models.threads)
     store = model_store("float64", device)
@@ -289,22 +294,23 @@ def prepare_own_model(
     )
 
 
-def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable[[str], Target]) -> Run:
+def _run_record(
+    checked: CheckedRun, choices: Sequence[Choice], models: Callable[[str], Target], target: Target | None
+) -> Run:
     """The first record of the results file: everything fixed before the first generation.
 
     `choices` are those of the checked run, with methods marked that turned out unsupported.
     """
     settings, names = checked.settings, checked.models
-    target = models(names.target)
-    step_bytes, cache_token_bytes = traffic_of(target)
+    step_bytes, cache_token_bytes = (0, 0) if target is None else traffic_of(target)
     machine: dict[str, Fact] = {**machine_facts(checked.device)}
-    stops = sorted(target.tokenizer.stop_sources.items())
+    stops = sorted(checked.tokenizer.stop_sources.items())
     machine["stop_ids_from"] = tuple(f"{index} {source}" for index, source in stops)
     bandwidth = bandwidth_mb_s(checked.device, settings.models.threads) if settings.watch else None
     if bandwidth is not None:
         machine["memory_bandwidth_mb_s"] = round(bandwidth, 1)
     runs_one_row = choices[0].engine is None and settings.batch_size == 1
-    if settings.watch and runs_one_row and (cost := one_row_cost(target, Clock(checked.device))):
+    if settings.watch and runs_one_row and target is not None and (cost := one_row_cost(target, Clock(checked.device))):
         machine["one_row_cost"] = round(cost, 3)
     draft = next(filter(None, (choice.draft_model(names.draft) for choice in choices if not choice.unsupported)), "")
     answers = settings.answers
@@ -313,15 +319,15 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
         created=utc_now().isoformat(timespec="seconds"),
         command=settings.command,
         baseline=choices[0].label,
-        target=model_info(names.target, target),
+        target=_unloaded_info(checked) if target is None else model_info(names.target, target),
         draft=model_info(draft, models(draft)) if draft else None,
         suites=tuple(map(suite_info, checked.suites)),
-        methods=tuple(map(method_info, choices)),
+        methods=tuple(method_info(choice, checked.has_target) for choice in choices),
         dtype=checked.dtype,
         weights="" if settings.models.weights == "auto" else settings.models.weights,
         device=checked.device,
-        executor=EXECUTOR if (engine := choices[0].engine) is None else f"{engine.name} {engine.version}".strip(),
-        attention=ATTENTION,
+        executor=f"{engine.name} {engine.version}".strip() if (engine := choices[0].engine) else checked.executor,
+        attention="" if target is None else target.attention,
         threads=settings.models.threads,
         temperature=answers.temperature,
         top_p=answers.top_p,
@@ -345,13 +351,35 @@ def _run_record(checked: CheckedRun, choices: Sequence[Choice], models: Callable
 def model_info(name: str, target: Target) -> ModelInfo:
     """A loaded model's facts and hashes. Of a folder or file only its name is recorded, not its path."""
     return ModelInfo(
-        name=Path(name).resolve().name if Path(name).exists() else name,
+        name=_model_name(name),
         **{name: value for name, value in asdict(target.info).items() if name in ModelInfo.__dataclass_fields__},
         parameters=target.parameters,
         weights_sha256=target.weights_sha256,
         tokenizer_sha256=target.tokenizer.sha256,
         chat_template_sha256=target.tokenizer.chat_template_sha256,
         stop_ids=tuple(sorted(target.stop_ids)),
+    )
+
+
+def _model_name(name: str) -> str:
+    return Path(name).resolve().name if Path(name).exists() else name
+
+
+def _unloaded_info(checked: CheckedRun) -> ModelInfo:
+    """The target's facts and hashes by its files alone. Parameters are not counted."""
+    name, tokenizer = checked.models.target, checked.tokenizer
+    return ModelInfo(
+        name=_model_name(name),
+        family=tokenizer.config.model_type,
+        layers=tokenizer.config.num_hidden_layers,
+        hidden_size=tokenizer.config.hidden_size,
+        parameters=0,
+        vocabulary=tokenizer.vocabulary,
+        context_tokens=tokenizer.context_tokens,
+        weights_sha256=form_sha256(files_sha256(bundled.resolve(name)), checked.settings.models.weights),
+        tokenizer_sha256=tokenizer.sha256,
+        chat_template_sha256=tokenizer.chat_template_sha256,
+        stop_ids=tuple(sorted(tokenizer.stop_ids)),
     )
 
 
@@ -368,14 +396,18 @@ def suite_info(suite: Suite) -> SuiteInfo:
     )
 
 
-def method_info(choice: Choice) -> MethodInfo:
+def method_info(choice: Choice, has_target: bool = True) -> MethodInfo:
     if isinstance(choice.method, Engine):
         assert choice.engine is not None, "its engine runs"
+        reason = "" if has_target else "benchctl cannot run its target, which alone could explain other tokens"
         # Rounding depends on the kernel: only in float32 it is too small to excuse another token.
-        in_float32, others = choice.engine.dtype == "float32", choice.method.has_other_weights
-        exactness: Exactness = "exact_greedy" if in_float32 and not others else "lossy"
-        reason = "" if in_float32 else "outside float32 its kernels round in ways that cannot be measured"
-        reason = "its weights are not those of the baseline" if others else reason
+        if choice.engine.dtype != "float32":
+            reason = "outside float32 its kernels round in ways that cannot be measured"
+        if not choice.method.sends_ids:
+            reason = "its answers have no token ids, so they are not compared"
+        if choice.method.has_other_weights:
+            reason = OTHER_WEIGHTS
+        exactness: Exactness = "lossy" if reason else "exact_greedy"
         return MethodInfo(
             label=choice.label,
             name=choice.name,
@@ -414,12 +446,16 @@ def traffic_of(target: Target) -> tuple[int, int]:
     token goes to. The one row of the embedding that a token takes is left out.
 
     0, 0 for a target with an encoder, and one that looks back through a window: what their caches cost does not grow
-    with the text.
+    with the text. The same where transformers runs the layers, which may have windows.
 
     A target of one layer whose weights are 1,000 numbers, a head of 500 and keys and values of 8 each in float32:
     6,000 and 64.
     """
-    if target.encoder is not None or any(block.attention.window is not None for block in target.blocks):
+    if (
+        target.info.opaque
+        or target.encoder is not None
+        or any(block.attention.window is not None for block in target.blocks)
+    ):
         return 0, 0
     bias = target.lm_head.bias
     head_bytes = target.lm_head.weight_bytes + (0 if bias is None else bias.nbytes)

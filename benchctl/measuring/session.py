@@ -62,6 +62,7 @@ class Session:
     def __post_init__(self) -> None:
         self._stored = {row_key(row): row for row in self.writer.stored.rows}
         self.total = len(self.plan)
+        self._failing = set[str]()
 
     def measure(self, most_warm_up_rounds: int) -> None:
         """Measure everything that is missing. Warm up only where something is missing."""
@@ -130,8 +131,16 @@ class Session:
         self.done += len(rows)
         self.measured += len(rows)
         self.failed += sum(row.error is not None for row in rows)
+        self._show_failure(rows)
         self.report(Progress(self.done, self.total, job[0].label))
         return rows
+
+    def _show_failure(self, rows: Sequence[Row]) -> None:
+        """The first error of each label, as soon as it happens."""
+        for row in rows:
+            if row.error is not None and row.label not in self._failing:
+                self._failing.add(row.label)
+                self.report(Notice(f"{row.label} failed on {row.suite} {row.prompt_id}: {row.error}"))
 
     def _warm_up(self, most_rounds: int) -> None:
         """Rounds of the measured loop until two in a row take the same time, or `most_rounds` are done."""
@@ -143,6 +152,7 @@ class Session:
             for job in jobs:
                 rows = self.measurer.measure(job)
                 self.writer.append(*rows)
+                self._show_failure(rows)
                 if self.watch is not None:
                     self.watch.observe(rows, ends_round=job is jobs[-1])
                 latest_s[job[0].label] += max(map(decoding_s, rows))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Weights = Literal["auto", "float16"]
+Executor = Literal["auto", "static", "transformers"]
 Device = Literal["auto", "cpu", "cuda"]
 Source = Literal["auto", "published", "embedded"]
 LongPrompts = Literal["error", "skip", "cut"]
@@ -61,6 +62,11 @@ class ModelSettings:
         "Number format of weight matrices; auto: as --dtype. float16: half the memory traffic of float32 on a CPU. "
         "Arithmetic stays in float32. It is another target: its answers may differ.",
     )
+    executor: Executor = setting(
+        "auto",
+        "Whose layers run. static: benchctl's own, which are faster. transformers: theirs, for any decoder-only model; "
+        "methods that need inner layers cannot run. auto: transformers only for models that static does not know.",
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,9 @@ class AnswerSettings:
     """How long answers may be and how their tokens are chosen."""
 
     max_new_tokens: int = setting(128, "Longest answer, in tokens.", least=1, metavar="N")
-    temperature: float = setting(0.0, "Sampling temperature. 0 is greedy; only greedy runs have verdicts.", least=0)
+    temperature: float = setting(
+        0.0, "Sampling temperature, 0.01 or more. 0 is greedy; only greedy runs have verdicts.", least=0
+    )
     top_p: float = setting(1.0, "Sample from the smallest set of tokens with this probability.", above=0, most=1)
     top_k: int = setting(0, "Sample from the K most likely tokens; 0: from all.", least=0)
     seed: int = setting(0, "Seed of all sampling.")

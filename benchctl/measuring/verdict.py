@@ -92,12 +92,12 @@ class Judgement:
 class Referee:
     """Judges greedy answers against the baseline's answers to the same token ids. Verdicts are cached.
 
-    `read_control` gives the control of an answer, see AnswerControl.
+    `read_control` gives the control of an answer, see AnswerControl. Without a target nothing explains a difference.
     """
 
     def __init__(
         self,
-        target: Target,
+        target: Target | None,
         baseline_answers: BaselineAnswers,
         read_control: Callable[[Sequence[int], Sequence[int]], AnswerControl],
     ) -> None:
@@ -116,7 +116,7 @@ class Referee:
         divergence = first_divergence(baseline_ids, token_ids)
         if divergence is None:
             return Judgement("identical")
-        if divergence == min(len(baseline_ids), len(token_ids)):
+        if self._target is None or divergence == min(len(baseline_ids), len(token_ids)):
             return Judgement("lossy", divergence)
         key = tuple(prompt_ids), tuple(token_ids), tuple(sizes)
         if key not in self._judged:
@@ -261,8 +261,9 @@ class AnswerControl:
 
     def _read(self, size: int) -> Iterator[Tensor]:
         """Logits [at most `size`, vocabulary] of the rows after the prompt, `size` rows per pass, on one cache."""
-        text = self._target.read(self._prompt_ids)
+        text = self._target.begin(self._prompt_ids)
         stream = Stream(self._target, len(text) + len(self._rows))
+        stream.cache.encoded = self._target.read(self._prompt_ids)
         stream.push(text)
         stream.advance()
         stream.keep(range(len(text)))

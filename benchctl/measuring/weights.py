@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchctl.decoding.model.kernels import unpacked
 from benchctl.decoding.model.target import Target
@@ -92,7 +92,9 @@ def _tensors(path: str, value: object, seen: set[int]) -> Iterator[tuple[str, We
         yield path, value
         return
     inner: Iterable[tuple[object, object]] = ()
-    if isinstance(value, list | tuple):
+    if isinstance(value, nn.Module):  # of transformers
+        inner = [*value.named_parameters(), *value.named_buffers()]
+    elif isinstance(value, list | tuple):
         inner = enumerate(value)
     elif isinstance(value, dict):
         inner = list(value.items())

@@ -24,8 +24,8 @@ def finished_prompts(run: Run, generations: Iterable[Generation], modes: int) ->
     return finished, sum(suite.prompts for suite in run.suites)
 
 
-def unanswered(run: Run, rows: Iterable[Row]) -> tuple[dict[RowKey, str], bool]:
-    """The errors of planned generations that failed in every try; and whether any generation is answered."""
+def unanswered(run: Run, rows: Iterable[Row]) -> tuple[dict[RowKey, str], set[str]]:
+    """The errors of planned generations that failed in every try; and the labels that answered some generation."""
     answered, errors = set[RowKey](), dict[RowKey, str]()
     for row in rows:
         if row.repeat >= 0:
@@ -34,7 +34,7 @@ def unanswered(run: Run, rows: Iterable[Row]) -> tuple[dict[RowKey, str], bool]:
                 answered.add(key)
             else:
                 errors[key] = row.error
-    return {key: error for key, error in errors.items() if key not in answered}, bool(answered)
+    return {key: error for key, error in errors.items() if key not in answered}, {key.label for key in answered}
 
 
 def tried_prompts(run: Run, rows: Iterable[Row]) -> tuple[int, int]:

@@ -108,7 +108,7 @@ def _problem(run: Run, exactness: Mapping[str, Exactness], suites: set[str], row
         return f"a batch of {len(row.batch)} in a run of batch size {run.batch_size}."
     if row.mode not in run.modes:
         return f"a row of mode {row.mode} in a run of mode {', '.join(run.modes)}."
-    if row.totals is not None and not (run.imported or row.arrived_s):
+    if row.totals is not None and not (run.imported or run.methods[0].engine):
         return "totals without lists, which only imported files and engines have, in a run that was measured here."
     target, tokens = run.target, len(row.token_ids)
     if run.imported or not tokens:

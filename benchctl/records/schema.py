@@ -40,11 +40,13 @@ Fact = Scalar | Sequence[Scalar]
 Exactness = Literal["exact", "exact_greedy", "lossy"]
 Verdict = Literal["identical", "tie", "numeric", "lossy", "sampled"]
 Mode = Literal["free", "replay", "profile"]
+OTHER_WEIGHTS: Final = "its weights are not those of the baseline"  # the reason of a label that was asked for with them
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """A model, and the hashes that show whether another run used the same one. Numbers are 0 in imported files.
+    """A model, and the hashes that show whether another run used the same one. Numbers are 0 in imported files, and
+    `parameters` of a target that benchctl itself cannot run.
 
     `stop_ids` are the tokens that end its answers; none where that is not known, as in files of earlier versions.
     """
@@ -210,7 +212,8 @@ class Row:
     imported one may have `totals` and no lists.
 
     An answer of another engine has `arrived_tokens` that arrived `arrived_s` seconds after the prompt was sent, and no
-    `rows` and `layers`. Where its steps are not known it also has `totals`, and token ids but no lists per step.
+    `rows` and `layers`. Where its steps are not known it also has `totals`, and token ids but no lists per step. Where
+    it sends no ids the row has only `text`, `ttft_s` and `totals`.
 
     The rows of a `batch` stand together, in its order, and have its times, each up to its own end: the same `ttft_s`
     and first steps. So the time of the batch is that of its longest row; a batch fails as a whole.

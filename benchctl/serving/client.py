@@ -50,6 +50,15 @@ class Client:
         except ValueError:
             return False
 
+    @property
+    def is_there(self) -> bool:
+        """Whether anything takes a connection at this address."""
+        try:
+            self._connect(_QUICK_S).close()
+        except OSError:
+            return False
+        return True
+
     def get(self, path: str) -> Any:
         """The JSON of a page; None where the server has no such page, or is not there."""
         try:

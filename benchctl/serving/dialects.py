@@ -1,13 +1,14 @@
 """What is sent to the servers of each engine, and how their events are read.
 
-Every request sends token ids, asks for ids, forces greedy choices against the defaults of the server and of the model's
-files, and names the target's stop ids. What an engine does not report stays None.
+Requests send token ids, ask for ids, force greedy choices against the defaults of the server and of the model's files,
+and name the target's stop ids; those of TextDialect send text. What an engine does not report stays None.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchctl.errors import UserError
@@ -30,18 +31,20 @@ class Dialect(ABC):
 
     name        of the engine
     path        of generation
+    facts       pages that may name the version of the engine, each with the name of the field
     reset_path   posted before each answer to empty the prefix cache; "" where requests turn it off
     shows_steps  whether the tokens of a step arrive together
     """
 
     name: str
     path: str
+    facts: tuple[tuple[str, str], ...]
     reset_path: str = ""
     shows_steps: bool = True
 
-    @abstractmethod
     def version(self, client: Client) -> str | None:
         """The version of the engine; None where the server is not one of this engine."""
+        return next(filter(None, (_text(client.get(page), field) for page, field in self.facts)), None)
 
     def dtype(self, client: Client) -> str:
         """The number format of the weights, "" where the server does not tell it."""
@@ -60,10 +63,8 @@ class VllmDialect(Dialect):
 
     name = "vLLM"
     path = "/v1/completions"
+    facts = (("/version", "version"),)
     reset_path = "/reset_prefix_cache"
-
-    def version(self, client: Client) -> str | None:
-        return _text(client.get("/version"), "version")
 
     def body(self, client: Client, question: Question) -> dict[str, Any]:
         models = client.get("/v1/models") or {}
@@ -109,10 +110,8 @@ class SglangDialect(Dialect):
 
     name = "SGLang"
     path = "/generate"
+    facts = (("/server_info", "version"), ("/get_server_info", "version"))
     reset_path = "/flush_cache"
-
-    def version(self, client: Client) -> str | None:
-        return _text(client.get("/server_info"), "version") or _text(client.get("/get_server_info"), "version")
 
     def body(self, client: Client, question: Question) -> dict[str, Any]:
         sampling = {
@@ -147,10 +146,8 @@ class LlamaCppDialect(Dialect):
 
     name = "llama.cpp"
     path = "/completion"
+    facts = (("/props", "build_info"),)
     shows_steps = False
-
-    def version(self, client: Client) -> str | None:
-        return _text(client.get("/props"), "build_info")
 
     def dtype(self, client: Client) -> str:
         """`float32` where the file has four bytes for each weight; other types also compute in other formats."""
@@ -193,6 +190,57 @@ class LlamaCppDialect(Dialect):
             last.get("tokens_evaluated"),
             timings.get("cache_n"),
             last.get("tokens_predicted"),
+        )
+
+
+@dataclass(frozen=True)
+class TextDialect(Dialect):
+    """/v1/completions of any server: text in and text out, and at the end the number of tokens.
+
+    model  what to ask the server for; "" where it has one
+    """
+
+    model: str = ""
+    name = "unknown server"
+    path = "/v1/completions"
+    facts = ()
+    shows_steps = False
+
+    def body(self, client: Client, question: Question) -> dict[str, Any]:
+        return {
+            "model": self.model or self._only_model(client),
+            "prompt": question.prompt_text,
+            "max_tokens": question.max_new_tokens,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+    def _only_model(self, client: Client) -> str:
+        found = [str(model["id"]) for model in (client.get("/v1/models") or {}).get("data", ())]
+        if len(found) > 1:
+            raise UserError(
+                "several_models",
+                f"{client.base_url} has {len(found)} models, such as {found[0]}. Name one with the option `model`.",
+            )
+        return found[0] if found else ""
+
+    def read(self, events: Sequence[Event]) -> Answer:
+        chunks, parts, finish, usage = list[Chunk](), list[str](), None, dict[str, Any]()
+        for event in events:
+            _check(event.data)
+            for choice in event.data.get("choices", ()):
+                finish = choice.get("finish_reason") or finish
+                if choice.get("text") or choice.get("finish_reason"):
+                    parts.append(choice.get("text") or "")
+                    chunks.append(Chunk(event.at_s, ()))
+            usage = event.data.get("usage") or usage
+        return Answer(
+            tuple(chunks),
+            _finish(finish),
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            new_tokens=usage.get("completion_tokens"),
+            text="".join(parts),
         )
 
 

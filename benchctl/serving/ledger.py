@@ -26,6 +26,8 @@ def settle(
 
     Raises UserError for an answer that is no answer to this question.
     """
+    if answer.text is not None:
+        return _of_text(answer, question, answer.text, limited_by_context)
     _check(answer, question, vocabulary)
     ids = [token for chunk in answer.chunks for token in chunk.token_ids]
     stops = set(question.stop_ids)
@@ -75,18 +77,46 @@ def _check(answer: Answer, question: Question, vocabulary: int) -> None:
             f"the engine read {answer.prompt_tokens} tokens of a prompt of {asked}: it changes prompts, so its answers "
             "are not comparable.",
         )
-    if answer.cached_tokens:
-        raise UserError(
-            "prefix_cached",
-            f"the engine took {answer.cached_tokens} of {asked} prompt tokens from its cache, so the time to the first "
-            "token is not that of this prompt. Start it without a prefix cache.",
-        )
+    _check_cache(answer, asked)
     if answer.new_tokens is not None and answer.new_tokens != len(ids):
         raise UserError(
             "tokens_lost",
             f"the engine generated {answer.new_tokens} tokens and sent {len(ids)}. Some engines send no event for a "
             "part of a character.",
         )
+
+
+def _check_cache(answer: Answer, asked: int) -> None:
+    if answer.cached_tokens:
+        raise UserError(
+            "prefix_cached",
+            f"the engine took {answer.cached_tokens} of {asked} prompt tokens from its cache, so the time to the first "
+            "token is not that of this prompt. Start it without a prefix cache.",
+        )
+
+
+def _of_text(answer: Answer, question: Question, text: str, limited_by_context: bool) -> Generation:
+    """The generation of an answer without ids: times, and the number of tokens that the engine reports."""
+    _check_cache(answer, len(question.prompt_ids))
+    if answer.new_tokens == 0 or not answer.chunks:
+        raise UserError("no_tokens", "the engine sent no tokens.")
+    if answer.new_tokens is None:
+        raise UserError(
+            "no_token_counts",
+            "the engine did not report how many tokens it generated (usage.completion_tokens), so its speed is not "
+            "known. Use a version that does.",
+        )
+    arrived_s = tuple(chunk.at_s for chunk in answer.chunks)
+    at_limit: StopReason = "context" if limited_by_context else "length"
+    return Generation(
+        token_ids=(),
+        stop_reason="stop" if answer.finish == "stop" else at_limit,
+        ttft_s=arrived_s[0],
+        steps=(),
+        step_s=(),
+        layers=(),
+        reported=Reported(arrived_s, (), by_step=False, text=text, new_tokens=answer.new_tokens),
+    )
 
 
 def _reason(answer: Answer, ids: Sequence[int], question: Question, limited_by_context: bool) -> StopReason:

@@ -17,7 +17,7 @@ from benchctl.serving.process import ServerProcess, check_program, free_port
 
 _POLL_S = 0.1
 _END_S = 2.0  # between the end of a connection and that of the server
-_PROBE = (0, 1)
+_PROBE, _PROBE_TEXT = (0, 1), "1, 2,"
 _FOLDERS = re.compile(r"""(^|["'=])/[^"'\s]*/""")  # of an absolute path in an argument
 
 
@@ -83,7 +83,7 @@ class Served(Engine):
 
     def probe(self, deployment: Deployment) -> Answer:
         """A short answer, which shows that the engine takes ids and returns ids. Raises UserError where it does not."""
-        return self.answer(Question(_PROBE, len(_PROBE), (), deployment.clock))
+        return self.answer(Question(_PROBE, len(_PROBE), (), deployment.clock, _PROBE_TEXT))
 
 
 class Started(Served):

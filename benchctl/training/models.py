@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from benchctl.decoding.model.families import family_of
 from benchctl.training.train_options import ModelShape
 
 TOKENIZER_FILES = (
@@ -50,16 +51,20 @@ def build_from_target(target: PreTrainedModel, layers: Sequence[int]) -> PreTrai
     """A model of these layers of the target, in this order, with its embedding, final norm and head: all copied."""
     settings = target.config.to_dict()
     settings["num_hidden_layers"] = len(layers)
-    if settings.get("layer_types"):
-        settings["layer_types"] = [settings["layer_types"][layer] for layer in layers]
+    for by_layer in ("layer_types", "no_rope_layers"):
+        if settings.get(by_layer):
+            settings[by_layer] = [settings[by_layer][layer] for layer in layers]
+    if settings.get("mlp_only_layers") is not None:  # indices of layers, which change
+        family = family_of(target.config)
+        dense = [index for index, layer in enumerate(layers) if not family.has_experts(target.config, layer)]
+        settings |= {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     model = _from_config(type(target.config).from_dict(settings))
-    source: Any = target
-    own: Any = model
-    own.base_model.embed_tokens.load_state_dict(source.base_model.embed_tokens.state_dict())
-    own.base_model.norm.load_state_dict(source.base_model.norm.state_dict())
+    source, copied = family_of(target.config).stack(target), family_of(target.config).stack(model)
+    inside = next(name for name, module in target.named_modules() if module is source)
+    around = {name: weight for name, weight in target.state_dict().items() if not name.startswith(f"{inside}.")}
+    model.load_state_dict(around, strict=False)
     for index, layer in enumerate(layers):
-        own.base_model.layers[index].load_state_dict(source.base_model.layers[layer].state_dict())
-    own.get_output_embeddings().load_state_dict(source.get_output_embeddings().state_dict())
+        copied[index].load_state_dict(source[layer].state_dict())
     return model
 
 
@@ -103,7 +108,7 @@ def parameter_count(module: nn.Module) -> int:
 def _from_config(config: Any) -> PreTrainedModel:
     """In float32 whatever the configuration says its weights were stored in: trained weights are kept wide."""
     model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, dtype=torch.float32, attn_implementation="sdpa"
+        config, dtype=torch.float32, attn_implementation=family_of(config).training_attention
     )
     assert isinstance(model, PreTrainedModel)
     return model

@@ -137,9 +137,12 @@ def trained_before(start: str, folder: Path) -> str:
 
 def model_shape(config: Any) -> str:
     """The sizes of a model in a sentence."""
-    mlp = f"MLP {config.intermediate_size}"
-    if chosen := family_of(config).experts_per_token(config):
-        mlp = f"{config.num_experts} experts of {config.intermediate_size}, {chosen} for each token"
+    mlp, family = f"MLP {config.intermediate_size}", family_of(config)
+    if chosen := family.experts_per_token(config):
+        sparse = sum(family.has_experts(config, index) for index in range(config.num_hidden_layers))
+        width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+        experts = f"{config.num_experts} experts of {width}, {chosen} for each token"
+        mlp = experts if sparse == config.num_hidden_layers else f"{mlp}, or in {sparse} of the layers {experts}"
     return (
         f"{config.model_type} layout: {config.num_hidden_layers} layers of {config.hidden_size}, "
         f"{config.num_attention_heads} heads, {config.num_key_value_heads} key/value heads, "

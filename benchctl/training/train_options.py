@@ -83,7 +83,9 @@ class TeacherOptions(TrainOptions):
 
     model: str = ""
     self_distil: int = setting(0, SELF_DISTIL_HELP, least=0, metavar="N")
-    self_distil_temperature: float = setting(0.0, "Temperature of the target's answers; 0 is greedy.", least=0)
+    self_distil_temperature: float = setting(
+        0.0, "Temperature of the target's answers, 0.01 or more; 0 is greedy.", least=0
+    )
     answer_tokens: int = setting(160, "Longest answer of the target, in tokens.", least=1)
     cache: Path | None = setting(
         None, "Folder for the target's answers and states, which runs may share.  [default: answers only, in --out]"

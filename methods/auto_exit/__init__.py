@@ -120,7 +120,8 @@ class AutoExit(ExitHeads, Speculative, Trainable, CarriesOver):
             place = chain.add(draft_logits)
             stream.push(chain.tokens[-1:])
             # No token is below the threshold nan, of an exit that was never right or never wrong.
-            if self.stop == "confidence" and float(wide(draft_logits).softmax(-1)[0, place]) < least:
+            unsure = self.stop == "confidence" and float(wide(draft_logits).softmax(-1)[0, place]) < least
+            if unsure or chain.ended:
                 break
         return chain.draft()
 

@@ -128,6 +128,8 @@ class Dflash(Speculative, Trainable, UsesDraftVocabulary):
                     break
             chain.add(draft_logits)
             token = chain.tokens[-1]
+            if chain.ended:
+                break
         return chain.draft()
 
     def observe(self, context: Context, outcome: Outcome) -> None:

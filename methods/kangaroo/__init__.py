@@ -119,7 +119,7 @@ class Kangaroo(Speculative, Trainable, UsesDraftVocabulary):
             self._unread = self._unread[:0]
             place = chain.add(draft_logits)
             stream.push(chain.tokens[-1:])
-            if self._stop.ends(draft_logits, place):
+            if self._stop.ends(draft_logits, place) or chain.ended:
                 break
         self._reach_exit(stream)  # the last token too: verification leaves no state of this layer
         return chain.draft()

@@ -34,6 +34,8 @@ def draft_chain(
         place = chain.add(draft_logits)
         context.stream.push(chain.tokens[-1:])
         likely *= 1.0 if shares is None else float(shares[place])
+        if chain.ended:
+            break
     return chain.draft()
 
 

@@ -129,7 +129,7 @@ class SkipLayers(Speculative):
             state = stream.target.embed([token], [stream.base + earlier])
             state = stream.detour(state, self._parts, earlier=earlier)
             draft_logits = stream.target.head(state)
-            if self._stop.ends(draft_logits, chain.add(draft_logits)):
+            if self._stop.ends(draft_logits, chain.add(draft_logits)) or chain.ended:
                 break
         return chain.draft()
 

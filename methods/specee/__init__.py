@@ -120,7 +120,7 @@ class SpecEE(AdaptiveDepth, Trainable, MonotoneThreshold):
         if target.form == "float16":
             weight = weight.half()  # as the LM head rounds it
         # Of so few rows the plain product is over before others have packed them.
-        self._head = Linear(weight.to(target.dtype), None if bias is None else bias[self._ids], "plain")
+        self._head = target.lm_head.like(weight.to(target.dtype), None if bias is None else bias[self._ids], "plain")
         return super().climb(context)
 
     def decide(self, context: Context, view: View) -> bool:

@@ -91,6 +91,17 @@ def test_the_same_answers_are_claimed_only_where_all_are_identical() -> None:
     assert "same answers" in same and "same answers" not in differ and "lossless" in differ
 
 
+@pytest.mark.parametrize("same", [0, 12, 20])
+def test_equal_answers_of_a_method_without_a_claim_are_counted(same: int) -> None:
+    """llama.cpp in float16 gave 6 of 6 equal answers, and the finding said that no method did."""
+    run = replace(run_of({"a": 1.5}), methods=(method(BASELINE, "lossy"), method("a", "lossy")))
+    rows = rows_of({"a": 1.5})
+    other = [row for row in rows if row.label == "a"][same:]
+    rows = [replace(row, verdict="lossy", first_divergence=1) if row in other else row for row in rows]
+    found = summarise(group_of(rows, run))
+    assert f"{same} of 20" in found.headline and f"{same} of 20" in found.lines[0]
+
+
 def test_sampled_answers_are_not_called_lossless() -> None:
     """A sampled run once had "lossless, 0 answers identical", though nothing had been compared."""
     rows, run = rows_of({"a": 1.5}), run_of({"a": 1.5})

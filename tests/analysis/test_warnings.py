@@ -25,7 +25,7 @@ from warned import ids, warned
 
 from benchctl.analysis.comparison import compare
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY, MEAN_ACCEPTED
-from benchctl.records.schema import Row, Totals
+from benchctl.records.schema import OTHER_WEIGHTS, EngineInfo, Row, Totals
 
 
 def test_a_good_run_has_no_warnings() -> None:
@@ -146,6 +146,31 @@ def test_failures_and_few_prompts() -> None:
     failure = {"label": DRAFTED, "generations": 1, "mode": "free", "prompt": "koala/p1", "error": "out of memory"}
     assert warned(group, "generations_failed") == [failure]
     assert warned(group, "few_prompts") == [{"count": 1, "unit": "prompt", "limit": 10, "publish": 100}]
+
+
+@pytest.mark.parametrize(
+    ("agreed", "dtype", "reason", "is_refused"),
+    [
+        (1, "float32", "", True),
+        (8, "float16", "", True),
+        (9, "float32", "", False),
+        (1, "quantised", "", False),
+        (1, "below float32", OTHER_WEIGHTS, False),
+    ],
+)
+def test_an_engine_that_has_other_weights_than_it_should_is_refused(
+    agreed: int, dtype: str, reason: str, is_refused: bool
+) -> None:
+    """With the file of another model and the same vocabulary, 8% of the tokens were the target's.
+
+    The comparison printed a speed-up of 2.15x, and no warning."""
+    engine = EngineInfo(name="x", version="1", run="started", dtype=dtype, prefix_cache="off", steps_from="counts")
+    methods = (RUN.methods[0], replace(method(DRAFTED, "lossy"), engine=engine, reason=reason))
+    scores = {"scored_tokens": 10.0, "target_agreed_tokens": float(agreed)}
+    rows = [replace(row, fidelity=scores) if row.label == DRAFTED else row for row in usual_rows()]
+    group = group_of([row for row in rows if row.label != EXITING], replace(RUN, methods=methods, repeats=1))
+    assert warned(group, "other_weights") == [{"label": DRAFTED, "share": agreed / 10}] * is_refused
+    assert figures_of(group).refused == "other_weights" * is_refused
 
 
 @pytest.mark.parametrize(("foreign_cores", "expected"), [(0.1, []), (1.8, [(1.8, "throughout")])])

@@ -66,7 +66,7 @@ def test_help_names_every_environment_variable_that_the_code_reads(root: Path) -
     texts = [file.read_text(encoding="utf-8") for file in files]
     reading = "\n".join(text for text in texts if "os.environ" in text)
     reading = re.sub(r'metavar="\w+"', "", reading)
-    values = {"PASSIVE", "GET", "POST", "CPU", "GPU"}
+    values = {"PASSIVE", "GET", "POST", "CPU", "GPU", "GGUF"}
     names = {KEY_ENV, *re.findall(r'"([A-Z]{2,}(?:_[A-Z]+)*)"', reading)} - values
     assert {"RANK", "BENCHCTL_CACHE", "HTTPS_PROXY", "OMP_WAIT_POLICY"} < names
     printed = cli("--help").output

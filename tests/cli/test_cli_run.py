@@ -7,19 +7,22 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+import torch
 from click.testing import Result
 from command import cli, ok
-from fixtures_records import baseline_row, failed, write
+from fixtures_records import baseline_row, drafted_row, failed, write
 from fixtures_run import invoke_run
 from plain_t5 import tiny_t5
-from tiny import tiny_target, tiny_tokenizer
+from tiny import tiny_folder, tiny_target, tiny_tokenizer
+from transformers import AutoModelForCausalLM
 from untrained import facts_of, untrained
 
 from benchctl.cli.run import _is_incomplete
 from benchctl.decoding.loop import decode
+from benchctl.decoding.model.tokenizer import load_tokenizer
 from benchctl.decoding.modules.folders import save_modules
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.medusa import Medusa
@@ -49,6 +52,23 @@ def test_the_table_has_the_width_of_the_terminal(here: Path, monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "50")
     *table, more, results = invoke_run("--method", "prompt_lookup").stdout.splitlines()
     assert 40 < max(map(len, table)) <= 50 and "--full" in more and results == "Results: out.jsonl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["arcee", "exaone4", "gemma2", "gemma3_text", "granite", "olmo3", "smollm3"])
+def test_a_run_on_a_family_gives_the_answers_of_transformers(family: str, here: Path) -> None:
+    folder = tiny_folder(here / family, family, layers=4)
+    methods = ("--method", "prompt_lookup", "--method", "skip_layers", "--method", "early_exit[mode=draft]")
+    ok(invoke_run("--model", folder, *methods, "--repeats", "1", "--max-new-tokens", "16"))
+    rows = [row for row in read(here / "out.jsonl").rows if row.repeat == 0]
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = load_tokenizer(folder)
+    assert len({row.label for row in rows}) == 4
+    for row in rows:
+        if row.prompt_id == "short":
+            ids = torch.tensor([tokenizer.encode_chat([{"role": "user", "content": "Say something."}])])
+            theirs = model.generate(ids, max_new_tokens=16, do_sample=False)[0, ids.shape[1] :].tolist()
+            assert list(row.token_ids) == theirs, row.label
 
 
 @pytest.mark.slow
@@ -255,6 +275,7 @@ def test_failed_generations_are_counted_and_when_all_fail_so_does_the_command(
     result = invoke_run("--method", "prompt_lookup")
     assert result.exit_code == 1
     assert "16 FAILED" in result.stderr
+    assert result.stderr.count("RuntimeError: out of luck") == 2  # the first error of each label
     errors = {row.error for row in read(here / "out.jsonl").rows if row.turn == 0}
     assert errors == {"RuntimeError: out of luck"}
     again = invoke_run("--method", "prompt_lookup", "--resume")
@@ -281,6 +302,9 @@ LACKING = failed(baseline_row("p1"), "out_of_memory: no room")
     [
         ([failed(baseline_row())], True),
         ([baseline_row(), failed(baseline_row("p1"))], False),
+        ([baseline_row(), failed(drafted_row())], True),
+        ([baseline_row(), drafted_row(), failed(drafted_row("p1"))], False),
+        ([baseline_row(), drafted_row(), failed(drafted_row("p1"), "engine_died: killed")], True),
         ([baseline_row(), LACKING], True),
         ([baseline_row(), LACKING, replace(baseline_row("p1"), repeat=1)], True),
         ([baseline_row(), LACKING, replace(baseline_row("p1"), repeat=2)], False),  # repeat 0, measured again

@@ -28,7 +28,8 @@ from benchctl.conformance.method_under_test import MethodUnderTest
 from benchctl.conformance.random_models import RandomModels, random_models
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import Method, UsesDraftModel
-from benchctl.decoding.model.target import DRAFT_VOCABULARY, Target, folder_sha256
+from benchctl.decoding.model.loading import DRAFT_VOCABULARY, folder_sha256
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.draft_vocabulary import (
     DraftVocabulary,
     UsesDraftVocabulary,

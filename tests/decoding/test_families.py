@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import pytest
@@ -18,12 +18,15 @@ from refusals import refused
 from tiny import FAMILIES, VARIANTS, tiny_config, tiny_folder, tiny_model, tiny_target
 from torch import Tensor
 from transformers import AutoModelForCausalLM, BloomConfig
+from transformers.models.glm4 import modeling_glm4
 
 from benchctl.decoding.kv.stream import Stream
+from benchctl.decoding.model import layers
 from benchctl.decoding.model.families import check_family, family, family_of
 from benchctl.decoding.model.families.family import Family, Parts
-from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp
-from benchctl.decoding.model.target import Target, TargetInfo
+from benchctl.decoding.model.footprint import read_bytes
+from benchctl.decoding.model.layers import Attention, Experts, Layer, Mlp, weigh
+from benchctl.decoding.model.target import Target, TargetInfo, outline
 
 IDS = torch.randint(0, 96, (40,), generator=torch.Generator().manual_seed(7)).tolist()
 # Windows of 6 end long before 40; parts of more than 16 rows take the fused attention, the others the batched products.
@@ -37,7 +40,7 @@ PARTS = {
 
 def _norm_float64(self: Any, x: Tensor) -> Tensor:
     eps = self.eps if hasattr(self, "eps") else self.variance_epsilon
-    gain = 1.0 + self.weight if type(self).__name__ == "GemmaRMSNorm" else self.weight
+    gain = 1.0 + self.weight if type(self).__name__.startswith("Gemma") else self.weight
     return cast(Tensor, x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gain)
 
 
@@ -49,15 +52,50 @@ def _route_float64(self: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return router_logits, weights, experts
 
 
+def _attend_float64(
+    module: Any,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scaling: float,
+    softcap: float | None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    keys, values = (part.repeat_interleave(module.num_key_value_groups, 1) for part in (keys, values))
+    scores = queries @ keys.mT * scaling
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    return ((scores + mask).softmax(-1) @ values).transpose(1, 2), None
+
+
+def _with_globals(module: Any, **others: Any) -> None:
+    """Let the module's forward call these functions in place of those of its file."""
+    forward = type(module).forward
+    function = FunctionType(
+        forward.__code__, {**forward.__globals__, **others}, None, forward.__defaults__, forward.__closure__
+    )
+    function.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = MethodType(function, module)
+
+
 def float64_throughout(model: Any) -> Any:
-    """transformers keeps norms, routers and Gemma's scale in float32 whatever the dtype of the model; not here."""
+    """transformers keeps norms, routers and Gemma's scale in float32 whatever the dtype of the model; not here.
+
+    So it does with the rotation of ERNIE, which is GLM's, and with the softmax of Gemma 2.
+    """
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(_norm_float64, module)
-        if type(module).__name__.endswith("TopKRouter"):
+        if type(module).__name__.endswith("TopKRouter") and not hasattr(
+            module, "bias"
+        ):  # gpt-oss: in the model's dtype
             module.forward = MethodType(_route_float64, module)
         if hasattr(module, "embed_scale"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+        if type(module).__name__ == "Ernie4_5Attention":
+            _with_globals(module, apply_rotary_pos_emb=modeling_glm4.apply_rotary_pos_emb)
+        if type(module).__name__ == "Gemma2Attention":
+            _with_globals(module, eager_attention_forward=_attend_float64)
     return model
 
 
@@ -160,13 +198,42 @@ def test_random_models_are_varied_enough_to_show_a_wrong_forward(family: str) ->
     assert (best[:, 0] - best[:, 1]).median() > 0.2
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.endswith("window")])
+ALL_WINDOWS = [*(v for v in VARIANTS if v.endswith("window")), "olmo3", "gemma2", "gemma3_text", "gpt_oss"]
+
+
+@pytest.mark.parametrize("variant", ALL_WINDOWS)
 def test_windows_matter_in_these_models(variant: str) -> None:
     windowless = tiny_model(variant, dtype=torch.float64, sliding_window=None)
     target, their_logits = exact(variant)
     full = ours(Target(windowless, None), IDS, (40,))
     assert torch.allclose(full[:6], their_logits[:6], atol=1e-10)
     assert not torch.allclose(full[6:], their_logits[6:], atol=0.1)
+
+
+@pytest.mark.parametrize("variant", ["gpt_oss", "gpt_oss_biasless"])
+def test_sinks_matter_in_these_models(variant: str) -> None:
+    target, their_logits = exact(variant)
+    blocks = [replace(block, attention=replace(block.attention, sinks=None)) for block in target.blocks]
+    for parts in PARTS.values():
+        without = ours(target.with_blocks(blocks), IDS, parts)
+        assert not torch.allclose(without, their_logits, atol=0.1)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("variant", ["gpt_oss", "gpt_oss_biasless"])
+def test_rows_of_a_long_prompt_attend_a_few_at_a_time(variant: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 4,096 tokens has 64 heads * 4,096 * 4,096 scores: 4 GB in float32, if they are held at once."""
+    target, their_logits = exact(variant)
+    seen = list[int]()
+
+    def counting(attention: Attention, queries: Tensor, *others: Any) -> Tensor:
+        seen.append(queries.shape[0] * queries.shape[1])
+        return weigh(attention, queries, *others)
+
+    monkeypatch.setattr(layers, "_MOST_SCORES", rows * 4 * 40)
+    monkeypatch.setattr(layers, "weigh", counting)
+    torch.testing.assert_close(ours(target, IDS, (40,)), their_logits, rtol=0.0, atol=1e-10)
+    assert max(seen) == rows * 4 and sum(seen) == 3 * 40 * 4
 
 
 def test_longrope_is_used_within_its_original_context() -> None:
@@ -212,17 +279,35 @@ STRAY: tuple[tuple[str, dict[str, Any]], ...] = (
 def test_the_configuration_alone_tells_what_the_weights_are(family: str, stray: dict[str, Any]) -> None:
     """Methods are asked whether they can run on a target before its weights are read."""
     target, facts = tiny_target(family, **stray), TargetInfo.of(tiny_config(family, **stray))
-    mlp, attention = target.blocks[0].mlp, target.blocks[0].attention
+    attention = target.blocks[0].attention
+    chosen = {block.mlp.top_k for block in target.blocks if isinstance(block.mlp, Experts)}
+    widths = {0 if isinstance(block.mlp, Experts) else block.mlp.down.in_features for block in target.blocks}
     assert (facts.family, facts.is_encoder_decoder) == (target.config.model_type, False)
     assert (facts.layers, facts.context_tokens) == (len(target.blocks), target.rotary.shape[0])
     assert (facts.vocabulary, facts.hidden_size) == target.lm_head.weight.shape
     assert facts.query_size == attention.heads * attention.head_dim
     assert facts.kv_size == attention.kv_heads * attention.head_dim
-    assert facts.mlp_size == (0 if isinstance(mlp, Experts) else mlp.down.in_features)
-    assert facts.experts_per_token == (mlp.top_k if isinstance(mlp, Experts) else 0)
+    assert facts.mlp_size == min(widths)
+    assert facts.experts_per_token == max(chosen, default=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_outline_of_a_model_has_its_sizes(variant: str) -> None:
+    """Memory and traffic are estimated before weights are read."""
+    outlined, target = outline(tiny_config(variant)), tiny_target(variant, dtype=torch.float32)
+    assert outlined.parameters == target.parameters
+    read = sum(map(read_bytes, outlined.blocks))
+    assert read == sum(map(read_bytes, target.blocks))
+    model = tiny_model(variant)
+    if TargetInfo.of(target.config).experts_per_token == 0 and variant != "opt_bare":  # ours adds gains of 1 to it
+        assert read == 4 * sum(p.numel() for p in family_of(model.config).stack(model).parameters())
 
 
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+DYNAMIC_FULL = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": DYNAMIC_ROPE,
+}
 
 
 @pytest.mark.parametrize(
@@ -233,9 +318,10 @@ DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
         (tiny_config("opt", do_layer_norm_before=False), "unsupported_opt", "do_layer_norm_before"),
         (tiny_config("opt", word_embed_proj_dim=16), "unsupported_opt", "word_embed_proj_dim 16"),
         (tiny_config("opt", _remove_final_layer_norm=True), "unsupported_opt", "_remove_final_layer_norm"),
-        (tiny_config("llama", hidden_act="relu2"), "unsupported_activation", "relu2"),
+        (tiny_config("llama", hidden_act="mish"), "unsupported_activation", "mish"),
         # Its keys change with the length of the text.
         (tiny_config("llama", rope_parameters=DYNAMIC_ROPE), "unsupported_rope", "dynamic"),
+        (tiny_config("olmo3", rope_parameters=DYNAMIC_FULL), "unsupported_rope", "dynamic"),
     ],
 )
 def test_a_variant_that_is_not_reproduced_is_refused(config: Any, error: str, fact: str) -> None:

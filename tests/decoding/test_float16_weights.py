@@ -15,7 +15,8 @@ from untrained import facts_of, untrained
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model import kernels
 from benchctl.decoding.model.kernels import Linear
-from benchctl.decoding.model.target import Target, check_weights, form_sha256, round_weights
+from benchctl.decoding.model.loading import check_weights, form_sha256, round_weights
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.adapters import Adapters
 from benchctl.decoding.modules.folders import load_modules, save_modules
 from benchctl.measuring.run import traffic_of

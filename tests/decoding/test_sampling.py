@@ -7,10 +7,11 @@ from typing import cast
 
 import pytest
 import torch
+from refusals import refused
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from benchctl.decoding.sampling import Sampling, draw, likeliest
+from benchctl.decoding.sampling import LEAST_TEMPERATURE, Sampling, draw, likeliest
 
 SETTINGS = list(itertools.product((0.3, 1.0, 1.7), (0, 1, 5, 40), (0.05, 0.5, 0.9, 1.0)))
 
@@ -110,3 +111,11 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     before = torch.get_rng_state()
     draw(torch.full((5,), 0.2, dtype=torch.float64), Sampling(1.0).generator())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 0.0099, -1.0, float("nan")])
+def test_a_temperature_too_low_to_divide_by_is_refused(temperature: float) -> None:
+    """Logits divided by 1e-320 are infinite, and probabilities nan: every sampled answer was an error of torch."""
+    with refused("temperature_too_low", f"{temperature:g}", "0.01"):
+        Sampling(temperature)
+    assert Sampling(LEAST_TEMPERATURE, 1.0).probs(1e6 * logits()).sum(-1).allclose(torch.ones(16, dtype=torch.float64))

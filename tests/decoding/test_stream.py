@@ -15,7 +15,7 @@ from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.model.target import Target
 
 LAYERS = 4
-VARIANTS = ("llama", "mistral_window", "qwen2_window", "olmoe", "gemma")
+VARIANTS = ("llama", "mistral_window", "qwen2_window", "olmoe", "gemma", "olmo3", "gemma3_text", "granite")
 TEXT = torch.randint(0, VOCABULARY, (24,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
@@ -188,7 +188,9 @@ def test_rows_beyond_the_context_are_refused(parents: tuple[int, int] | None, be
     assert target.layout(context - 2, (context - 2, context - 1)).rotary.shape[0] == 2
 
 
-@pytest.mark.parametrize("variant", [*VARIANTS, "qwen3", "qwen3_biases", "phi3_partial", "olmoe_clipped", "mixtral"])
+@pytest.mark.parametrize(
+    "variant", [*VARIANTS, "qwen3", "qwen3_biases", "phi3_partial", "olmoe_clipped", "mixtral", "smollm3", "exaone4"]
+)
 def test_stand_ins_fill_each_layer_with_its_own(variant: str) -> None:
     """The very residuals that would arrive make the very keys and values of an ordinary pass."""
     target = target_of(variant)

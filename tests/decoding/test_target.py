@@ -16,7 +16,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AddedToken, GenerationConfig
 
 from benchctl.decoding.model import tokenizer
-from benchctl.decoding.model.target import Target, files_sha256
+from benchctl.decoding.model.loading import files_sha256
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Once upon"}, {"role": "assistant", "content": "a time"}]

@@ -60,6 +60,14 @@ def test_branches_of_unequal_depth_are_never_padded_with_token_zero() -> None:
     assert verify_typical(draft, one_hot([9, 7, 7, 7, 0]), generator()) == Verdict((3,), 0)
 
 
+def test_nothing_behind_a_stop_token_counts_as_depth() -> None:
+    """Rows behind a stop token were drafted tokens: the last steps of answers had too low an acceptance rate."""
+    chain = Draft.chain((5, 2, 7, 9))
+    assert [chain.depth_to(frozenset(stops)) for stops in ((), (2,), (5,), (9,), (8,))] == [4, 2, 1, 4, 4]
+    tree = Draft((2, 7, 7, 9, 8), (ROOT, 0, ROOT, 2, 1))  # 2 7 8, and 7 9
+    assert [tree.depth_to(frozenset(stops)) for stops in ((), (2,), (7,), (2, 7))] == [3, 2, 2, 1]
+
+
 def test_scratch_rows_are_never_accepted() -> None:
     draft = Draft((5, 7, 5), (ROOT, 0, ROOT), scratch=(False, True, True))
     assert verify_greedy(draft, [5, 7, 1, 2]) == Verdict((0,), 7)

@@ -1,4 +1,4 @@
-"""A server that speaks the dialects of vLLM, SGLang and llama.cpp over real HTTP, and misbehaves as it is told.
+"""A server that speaks the dialects of vLLM, SGLang and llama.cpp, or text alone, over HTTP. It misbehaves on demand.
 
     with FakeEngine("vllm", answers_of(target, "prompt_lookup")) as server:
         ... openai[base_url={server.url}]
@@ -60,7 +60,8 @@ class FakeEngine:
 
     misbehaves  any of: merged (two steps in an event), split (an event in two packets), joined (all events in one
                 packet), apart (an event for each token), cached, false_counts, other_sums, other_prompt, wrong_ids,
-                no_ids, lost, slow, dying, hanging, refusing, broken, silent (cached tokens unknown)
+                no_ids, no_usage, no_tokens, two_models, lost, slow, dying, hanging, refusing, broken,
+                refusing_all (the probe too), silent (cached tokens unknown)
     """
 
     def __init__(self, dialect: str, answers: Answers, *misbehaves: str, port: int = 0) -> None:
@@ -98,12 +99,29 @@ class FakeEngine:
                 "/v1/models": {"data": [{"meta": {"n_params": 10, "size": 40}}]},
                 "/health": {"status": "ok"},
             },
+            "text": {
+                "/v1/models": {"data": [{"id": f"model-{n}"} for n in range(1 + ("two_models" in self.misbehaves))]}
+            },
         }
         if path == "/health" and "never_ready" in self.misbehaves:
             return None
         return pages[self.dialect].get(path)
 
+    def texts(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events of a server that knows text alone: a step in an event, and none of its ids."""
+        steps = [] if "no_tokens" in self.misbehaves else self.answers([], body["max_tokens"], ())
+        tokens = sum(len(step.tokens) for step in steps)
+        texts = ["".join(f" {token}" for token in step.tokens) for step in steps]
+        ends = [{"index": 0, "text": text, "finish_reason": None} for text in texts]
+        ends += [{"index": 0, "text": "", "finish_reason": "length" if tokens == body["max_tokens"] else "stop"}]
+        events: list[dict[str, Any]] = [{"choices": [end]} for end in ends]
+        details = {"cached_tokens": 3 * ("cached" in self.misbehaves and body["max_tokens"] > len(PROBE))}
+        usage = {"completion_tokens": tokens, "prompt_tokens_details": details}
+        return events if "no_usage" in self.misbehaves else [*events, {"choices": [], "usage": usage}]
+
     def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        if self.dialect == "text":
+            return self.texts(body)
         prompt: list[int] = body["input_ids" if self.dialect == "sglang" else "prompt"]
         sampling = body.get("sampling_params", body)
         most = next(sampling[name] for name in ("max_tokens", "max_new_tokens", "n_predict") if name in sampling)
@@ -230,7 +248,10 @@ class _Handler(BaseHTTPRequestHandler):
         if "hanging" in wrong:
             owner.ended.wait()
             return
-        if "refusing" in wrong:
+        if owner.dialect == "text" and not isinstance(asked["prompt"], str):
+            self._send(400, {"error": "prompt must be a string"})
+            return
+        if "refusing" in wrong or "refusing_all" in owner.misbehaves:
             self._send(400, {"error": "as planned"})
             return
         self.send_response(200)

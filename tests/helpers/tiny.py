@@ -26,6 +26,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -34,7 +35,33 @@ _LONGROPE = {
     "original_max_position_embeddings": 64,
 }
 
-# Name -> family and the settings it adds; the first twelve are the plain families.
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 40}
+_GPT_OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+    "swiglu_limit": 1.0,  # half of the values lie beyond it
+    "sliding_window": 6,
+    "rope_parameters": {**_YARN, "truncate": False},
+}
+_SLIDING_FIRST = ["sliding_attention", "full_attention", "sliding_attention"]
+# Linear scaling on one of the two types of layers, and two bases.
+_TWO_TABLES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+}
+_WINDOWS = {"layer_types": _SLIDING_FIRST, "sliding_window": 6}
+# Bounds that nearly all scores and logits reach; a scale of scores that is not that of the heads.
+_CAPS = {"attn_logit_softcapping": 0.3, "final_logit_softcapping": 4.0, "query_pre_attn_scalar": 20}
+_MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.6,
+    "residual_multiplier": 0.45,
+    "logits_scaling": 0.7,
+}
+
+# Name -> family and the settings it adds; those with the name of their family are the plain families.
 _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
     "mistral": ("mistral", {"sliding_window": None}),
@@ -44,6 +71,20 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 8, "num_key_value_heads": 1}),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
     "mixtral": ("mixtral", MIXTRAL),
+    "qwen3_moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen2_moe": ("qwen2_moe", _SHARED_EXPERT),
+    "gpt_oss": ("gpt_oss", {**_GPT_OSS, "head_dim": 16}),
+    "seed_oss": ("seed_oss", {"head_dim": 16}),
+    "arcee": ("arcee", {"head_dim": 8}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 16}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "granite": ("granite", _MULTIPLIERS),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {**_WINDOWS, "rope_parameters": _TWO_TABLES}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "exaone4": ("exaone4", _WINDOWS),
+    "gemma2": ("gemma2", {"head_dim": 16, **_WINDOWS, **_CAPS}),
+    "gemma3_text": ("gemma3_text", {"head_dim": 16, **_WINDOWS, "rope_parameters": _TWO_TABLES}),
     "gpt_neox": ("gpt_neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     "phi": ("phi", {"initializer_range": 0.5}),
     "gpt2": ("gpt2", {"n_inner": 48, "initializer_range": 0.5}),
@@ -82,6 +123,85 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "mixtral",
         {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size": 24, "sliding_window": 6},
     ),
+    "qwen3_moe_dense_first_window": (
+        "qwen3_moe",
+        {**_EXPERTS, "head_dim": 8, "mlp_only_layers": [0], "use_sliding_window": True, "sliding_window": 6},
+    ),
+    "qwen3_moe_every_second": ("qwen3_moe", {**_EXPERTS, "decoder_sparse_step": 2, "attention_bias": True}),
+    "qwen3_moe_dense": ("qwen3_moe", {**_EXPERTS, "mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True}),
+    "qwen2_moe_dense_second_window": (
+        "qwen2_moe",
+        {
+            **_SHARED_EXPERT,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gpt_oss_biasless": (
+        "gpt_oss",
+        {
+            **_GPT_OSS,
+            "num_experts_per_tok": 1,
+            "head_dim": 8,
+            "num_key_value_heads": 1,
+            "attention_bias": False,
+            "sliding_window": 9,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": True,
+        },
+    ),
+    "seed_oss_biases": (
+        "seed_oss",
+        {"head_dim": 8, "attention_out_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "arcee_biases": (
+        "arcee",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": _YARN,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "ernie4_5_biases": ("ernie4_5", {"head_dim": 8, "use_bias": True, "tie_word_embeddings": False}),
+    "smollm3_window": (
+        "smollm3",
+        {"use_sliding_window": True, **_WINDOWS, "no_rope_layers": [1, 1, 0], "tie_word_embeddings": False},
+    ),
+    "granite_tied": (
+        "granite",
+        {**_MULTIPLIERS, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "olmo2_biases": ("olmo2", {"attention_bias": True, "rope_parameters": _LLAMA3, "num_key_value_heads": 4}),
+    "olmo3_yarn": (
+        "olmo3",
+        {**_WINDOWS, "rope_parameters": {**_TWO_TABLES, "full_attention": _YARN}, "tie_word_embeddings": True},
+    ),
+    "glm4_tied": ("glm4", {"head_dim": 8, "attention_bias": False, "tie_word_embeddings": True}),
+    "exaone4_full": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
+    ),
+    "gemma2_uncapped": (
+        "gemma2",
+        {
+            "head_dim": 8,
+            **_WINDOWS,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3_text_full": (
+        "gemma3_text",
+        {"head_dim": 8, "layer_types": ["full_attention"] * 3, "final_logit_softcapping": 4.0},
+    ),
 }
 
 FAMILIES = tuple(name for name, (family, _) in _KINDS.items() if name == family)
@@ -91,7 +211,10 @@ VARIANTS = tuple(_KINDS)
 def tiny_config(family: str, *, layers: int = 3, **overrides: Any) -> Any:
     """Configuration of a family or of one of the other VARIANTS; ``overrides`` are fields of transformers' config."""
     kind, settings = _KINDS[family]
-    return random_config(kind, **{"vocab_size": VOCABULARY, **settings, "num_hidden_layers": layers, **overrides})
+    by_layer = {name: value for name, value in settings.items() if isinstance(value, list)}
+    repeated = {name: [value[layer % len(value)] for layer in range(layers)] for name, value in by_layer.items()}
+    fields = {"vocab_size": VOCABULARY, **settings, **repeated, "num_hidden_layers": layers, **overrides}
+    return random_config(kind, **fields)
 
 
 def tiny_model(

@@ -17,6 +17,7 @@ from untrained import facts_of, untrained
 from benchctl import bundled
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folders import save_modules
+from benchctl.judges.local import Local
 from benchctl.measuring import settings as ask
 from benchctl.measuring.check import (
     NO_DRAFT,
@@ -184,6 +185,15 @@ def test_float16_weights_are_refused_early_where_there_are_no_products_for_them(
     assert quiet_check(asked).settings.models.weights == "float16"
     with refused("weights_unsupported", "--weights float16"):
         quiet_check(replace(asked, models=replace(models, **places)))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_temperature_too_low_is_refused_before_loading(settings: ask.RunSettings) -> None:
+    """It ended every sampled answer in an error of torch."""
+    with refused("temperature_too_low", "1e-40"):
+        quiet_check(replace(settings, answers=replace(settings.answers, temperature=1e-40)))
+    with refused("temperature_too_low", "1e-40"):
+        Local(model="judge", way="generate", temperature=1e-40)
 
 
 @pytest.mark.usefixtures("no_weights")

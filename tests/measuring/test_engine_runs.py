@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import VERSION, Answers, FakeEngine, Step, program, running, wait_for
+from command import cli
+from fake_engine import VERSION, Answers, FakeEngine, Step, counting, program, running, speculating, wait_for
 from fixtures_run import make_settings, measure_file, measured
 from refusals import refused
+from transformers import Lfm2Config
 
 from benchctl.analysis.comparison import Group, MethodFigures, compare
 from benchctl.analysis.metrics.drafting import ACCEPTANCE_RATE, BLOCK_EFFICIENCY
-from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT
-from benchctl.analysis.metrics.speed import SPEEDUP, TPOT
+from benchctl.analysis.metrics.faithfulness import TARGET_AGREEMENT, TOKEN_AGREEMENT
+from benchctl.analysis.metrics.speed import SPEEDUP, TPOT, TTFT
 from benchctl.analysis.warnings import warnings
+from benchctl.analysis.winner import summarise
 from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.model.target import Target
 from benchctl.engines.llama_cpp import LlamaCpp
@@ -27,9 +32,10 @@ from benchctl.measuring import run as runs
 from benchctl.measuring.check import Choice, check
 from benchctl.measuring.machine.meter import Meter
 from benchctl.measuring.run import _check_same_engine, _deployment, run
+from benchctl.measuring.session import Notice, Progress
 from benchctl.measuring.settings import AnswerSettings, ModelSettings, RepeatSettings, RunSettings
 from benchctl.records.schema import EngineInfo
-from benchctl.records.writer import RunFile
+from benchctl.records.writer import RunFile, read
 from benchctl.registry import build
 
 NEW_TOKENS = 24
@@ -154,17 +160,116 @@ def test_an_engine_is_started_with_the_context_that_the_run_needs(run_folder: Pa
     24 for an earlier answer."""
     settings = settings_of(run_folder, tmp_path / "out.jsonl", "llama_cpp[ngram=3,server=sh]")
     checked = check(settings, lambda notice: None)
-    target = Target.load(run_folder / "target", dtype="float32", device="cpu")
     for own_context_tokens, started_with in ((100_000, 256), (200, 200)):  # 50 + 24 + 128, rounded up
-        target.context_tokens = own_context_tokens
-        assert _deployment(checked, target, lambda: 0.0, print).context_tokens == started_with
+        checked.tokenizer.context_tokens = own_context_tokens
+        assert _deployment(checked, lambda: 0.0, print).context_tokens == started_with
+
+
+@pytest.fixture
+def unknown_folder(run_folder: Path, tmp_path: Path) -> Path:
+    """The prompts, and a target of a family that benchctl does not run: it keeps a state of convolutions."""
+    folder = tmp_path / "unknown"
+    shutil.copytree(run_folder, folder)
+    sizes: dict[str, Any] = {
+        "layer_types": ["conv", "full_attention"],
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "max_position_embeddings": 128,
+    }
+    Lfm2Config(vocab_size=320, eos_token_id=2, **sizes).save_pretrained(folder / "target")
+    return folder
+
+
+def test_an_engine_is_measured_on_a_target_that_benchctl_cannot_run(unknown_folder: Path, tmp_path: Path) -> None:
+    """It was refused: so engines could not be measured on the families of their users, nor on FP8 checkpoints."""
+
+    def differing(prompt: Sequence[int], most: int, stops: Sequence[int]) -> list[Step]:
+        *steps, last = counting(prompt, most, stops)
+        return [*steps, Step((last.tokens[0] + 1,))] if len(prompt) % 2 else [*steps, last]
+
+    notices: list[str] = []
+    with FakeEngine("vllm", counting) as plain, FakeEngine("vllm", differing) as server:
+        settings = settings_of(unknown_folder, tmp_path / "out.jsonl", label_of(plain, server))
+        checked = check(settings, notices.append)
+        assert not checked.has_target and any("'lfm2'" in text for text in notices)
+        run(checked, lambda event: None)
+    file = read(tmp_path / "out.jsonl")
+    info = file.run.target
+    assert (info.family, info.layers, info.vocabulary, info.parameters) == ("lfm2", 2, 320, 0)
+    assert info.context_tokens == 128 and info.stop_ids == (2,) and len(info.weights_sha256) == 64
+    assert {method.exactness for method in file.run.methods} == {"lossy"}
+    rows = measured(file)
+    assert len(rows) == 16 and all(row.error is None and row.fidelity == {} for row in rows)
+    own = [row for row in rows if row.label == file_label(file)]
+    expected = [("lossy", NEW_TOKENS - 1) if row.prompt_tokens % 2 else ("identical", None) for row in own]
+    assert [(row.verdict, row.first_divergence) for row in own] == expected
+    assert {verdict for verdict, _ in expected} == {"lossy", "identical"}
+    (group,) = compare([file])
+    assert figures(group).estimate(TARGET_AGREEMENT).value is None
+    assert 0 < (figures(group).estimate(TOKEN_AGREEMENT).value or 0) < 1 and figures(group).estimate(SPEEDUP).value
+
+
+def test_equal_answers_of_an_engine_do_not_show_that_they_are_the_targets(unknown_folder: Path, tmp_path: Path) -> None:
+    """Without a target nothing says so: agreement was 1 where every answer was the baseline's."""
+    with FakeEngine("vllm", counting) as plain, FakeEngine("vllm", counting) as server:
+        file = measure(unknown_folder, tmp_path / "out.jsonl", plain, server)
+    (group,) = compare([file])
+    assert figures(group).estimate(TARGET_AGREEMENT).value is None
+    assert figures(group).estimate(TOKEN_AGREEMENT).value == 1 and not figures(group).lossless
+
+
+def test_a_server_of_text_alone_is_measured_for_its_speed(run_folder: Path, tmp_path: Path, no_weights: None) -> None:
+    """Hosted APIs and many local servers send no ids; their speed could not be measured either."""
+    with FakeEngine("text", counting) as plain, FakeEngine("text", speculating) as server:
+        settings = settings_of(run_folder, tmp_path / "out.jsonl", label_of(plain, server, "ids=none"))
+        file = measure_file(settings)
+        assert len(plain.asked) == len(server.asked) == 1 + 1 + 8, "a probe, warm-up and answers: none is asked twice"
+    prompts = {body["prompt"] for body in server.asked[1:]}
+    assert all(isinstance(prompt, str) for prompt in prompts) and any("red ball" in prompt for prompt in prompts)
+    text = "".join(f" {token}" for token in range(5, 5 + NEW_TOKENS))
+    for row in measured(file):
+        assert (row.text, row.token_ids, row.verdict, row.fidelity) == (text, (), None, {})
+        assert row.totals is not None and row.totals.new_tokens == NEW_TOKENS
+        assert row.ttft_s and row.totals.wall_s and row.ttft_s <= row.totals.wall_s
+    assert {method.exactness for method in file.run.methods} == {"lossy"}
+    (group,) = compare([file])
+    own = figures(group)
+    assert own.estimate(SPEEDUP).value and own.estimate(TTFT).value and not own.is_compared and not own.lossless
+    assert own.estimate(TARGET_AGREEMENT).value is None and own.estimate(TOKEN_AGREEMENT).value is None
+    assert "not compared" in summarise(group).headline
+
+
+def test_methods_of_our_own_loop_need_a_target_that_benchctl_can_run(unknown_folder: Path, tmp_path: Path) -> None:
+    with refused("recurrent_state"):
+        check(settings_of(unknown_folder, tmp_path / "out.jsonl", "prompt_lookup"), lambda notice: None)
+
+
+def test_an_estimate_names_the_engines_that_it_does_not_count(run_folder: Path, tmp_path: Path) -> None:
+    """It had the memory of benchctl's own target alone, and the time of its own loop."""
+    settings = settings_of(run_folder, tmp_path / "out.jsonl", "llama_cpp[ngram=3,server=sh]")
+    words = ["run", "--estimate", "--json", "--model", str(run_folder / "target"), "--limit", "1", "--bench"]
+    words += [str(run_folder / "three.jsonl"), "--method", *settings.methods]
+    result = cli(*words)
+    assert result.exit_code == 0, result.output
+    estimated = json.loads(result.stdout)
+    assert estimated["engines_not_counted"] == ["llama_cpp[server=sh]", "llama_cpp[ngram=3,server=sh]"]
+    assert estimated["seconds"] is None and estimated["memory_bytes"]["cpu"]["parts"]["target"] > 0
+    assert "2 engines" in cli(*(word for word in words if word != "--json")).stdout
 
 
 def test_an_engine_that_dies_fails_its_rows_and_leaves_nothing_running(run_folder: Path, tmp_path: Path) -> None:
     label = f"llama_cpp[ngram=3,server={program(tmp_path, 'llama_cpp', 'dying', 'parent')}]"
-    rows = measure_file(settings_of(run_folder, tmp_path / "out.jsonl", label)).rows
+    notices: list[str] = []
+
+    def report(event: Notice | Progress) -> None:
+        if isinstance(event, Notice):
+            notices.append(event.text)
+
+    rows = measure_file(settings_of(run_folder, tmp_path / "out.jsonl", label), report).rows
     errors = [row.error.partition(":")[0] for row in rows if row.error]
     assert len(errors) == len(rows) and {"engine_died"} < {*errors} <= {"engine_died", "answer_cut", "ValueError"}
+    shown = [text for text in notices if "engine_died" in text and "out of luck" in text and "code 7" in text]
+    assert len(shown) == 2, "the first error of each label, with the last words of its server"
     assert wait_for(lambda: running(tmp_path) == [])
 
 

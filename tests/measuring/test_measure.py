@@ -270,6 +270,7 @@ def test_a_method_is_judged_with_the_rows_of_its_steps(measurer: Make, monkeypat
         return Judgement("identical")
 
     monkeypatch.setattr(Referee, "judge", judge)
-    run = measurer(two=prepared("two_model[draft_tokens=3]", measurer().target, measurer().target))
+    assert (target := measurer().target) is not None
+    run = measurer(two=prepared("two_model[draft_tokens=3]", target, target))
     rows = one(run, task("two")).rows
     assert set(rows) - {1} == set(asked[0]) != set()

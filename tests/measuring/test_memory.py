@@ -20,6 +20,7 @@ from command import ok
 from fixtures_run import invoke_run, make_settings
 from plain_t5 import tiny_t5
 from tiny import tiny_config, tiny_folder, tiny_model
+from transformers import AutoModelForCausalLM
 from untrained import untrained_folder
 
 from benchctl import registry
@@ -85,10 +86,13 @@ def test_on_a_gpu_weights_are_held_once_and_one_layer_twice() -> None:
     config = tiny_config("llama", hidden_size=256, intermediate_size=1024, layers=8)
     config.dtype = torch.float32
     target = outline(config, "bfloat16")
-    size, weights = footprint(target, "cuda"), 2 * target.parameters
+    size, weights = footprint(target, "cuda", layerwise=False), 2 * target.parameters
     layer = target.blocks[0]
     joined = layer.attention.qkv.weight.nbytes + layer.mlp.weights[0].nbytes
     assert (size.held, size.device_peak, size.host_peak) == (weights, weights + joined, 3 * weights)
+    by_layer = footprint(target, "cuda")
+    assert (by_layer.held, by_layer.device_peak) == (weights, weights + joined)
+    assert by_layer.host_peak == 4 * config.vocab_size * config.hidden_size
 
 
 def test_large_models_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +162,38 @@ def test_a_run_takes_what_was_estimated(label: str, base: int, tmp_path: Path) -
     estimated = json.loads("".join(printed(*command, "--estimate")[:-1]))["memory_bytes"]["cpu"]["sum"]
     peak = int(printed(*command)[-1]) * 1024
     assert estimated - base == pytest.approx(peak - base, rel=0.15)
+
+
+LOAD = f"""
+import sys
+from benchctl.decoding.model.target import Target
+options = dict(option.split("=") for option in sys.argv[3:])
+for folder in sys.argv[1:3]:
+    target = Target.load(folder, **options)
+    {PEAK}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("weights=float16",), ("dtype=bfloat16",), ()], ids=str)
+def test_loading_takes_little_more_than_what_is_held(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float16 weights took 2.7 times what they hold, since all of them were float32 first; the goal is 1.4 times.
+
+    A small model is loaded first, for the libraries. As with large weights, what is freed goes back to the system.
+    """
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "100000")
+    folder, small = tmp_path / "wide", tiny_folder(tmp_path / "small", "qwen3")
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "layers": 24, "vocab_size": 8000}
+    tiny_folder(folder, "qwen3", **sizes)
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    kept = dict(option.split("=") for option in options)
+    config, dtype = load_tokenizer(folder).config, kept.get("dtype", "float32")
+    size = footprint(outline(config, dtype), "cpu", kept.get("weights", "auto"))
+    before, after = (1024 * int(peak) for peak in printed(LOAD, str(small), str(folder), *options))
+    assert after - before < 1.4 * size.held
+    assert size.device_peak == pytest.approx(after - before, rel=0.15)
 
 
 def test_free_memory_is_that_of_the_tightest_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from tiny_encoder import random_folder
 from untrained import facts_of, untrained
 
 from benchctl.analysis.comparison import differences
-from benchctl.decoding.model.target import Target, form_sha256
+from benchctl.decoding.model.loading import form_sha256
+from benchctl.decoding.model.target import Target
 from benchctl.decoding.modules.folders import modules_sha256, save_modules
 from benchctl.measuring import settings as ask
 from benchctl.measuring.run import traffic_of
@@ -155,15 +156,24 @@ def read_of(model: Any, share: float = 1.0) -> int:
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "llama_biases", "gemma", "olmoe"])
-def test_a_step_reads_every_weight_but_the_embedding_and_of_experts_those_a_token_goes_to(family: str) -> None:
-    model = tiny_model(family)
-    config = model.config
-    share = config.num_experts_per_tok / config.num_experts if family == "olmoe" else 1.0
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        *((family, {}) for family in ("llama", "qwen2", "qwen3", "llama_biases", "gemma", "olmoe")),
+        *((family, {}) for family in ("qwen2_moe", "qwen3_moe_every_second")),
+        ("gpt_oss", {"layer_types": ["full_attention"] * 3}),
+    ],
+)
+def test_a_step_reads_every_weight_but_the_embedding_and_of_experts_those_a_token_goes_to(
+    family: str, settings: dict[str, Any]
+) -> None:
+    model = tiny_model(family, **settings)
+    config, mixture = model.config, "moe" in family or family == "gpt_oss"
+    share = config.num_experts_per_tok / config.num_experts if mixture else 1.0
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cache_bytes = config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim * 4
     assert traffic_of(Target(model, None)) == (read_of(model, share), cache_bytes)
-    assert (share < 1) == (family == "olmoe")
+    assert (share < 1) == mixture
 
 
 def test_half_as_wide_numbers_are_half_as_many_bytes() -> None:

@@ -13,6 +13,7 @@ from offloading import recorded_visits
 from oracles import autoregressive
 from runs import Pair, pair, prepared, prompt_of
 from target_batches import answered, batch_of, learn
+from tiny import tiny_target
 from torch import Tensor
 from two_streams import accelerated_states
 from untrained import untrained_as
@@ -21,7 +22,7 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.methods.m2r2 import M2R2
 from benchctl.methods.m2r2.gates import Interval
 from benchctl.methods.m2r2.training import COSINE_SHARE, TwoStreams, slow_state
-from benchctl.methods.m2r2_prefetch import M2R2Prefetch, coming
+from benchctl.methods.m2r2_prefetch import M2R2Prefetch, StreamPredictor, coming
 from benchctl.registry import build, canonical_label, parse_label
 
 TOP_K = 2
@@ -50,6 +51,17 @@ def test_by_default_one_interval_up_to_half_of_the_depth_stands_for_all_layers()
     assert M2R2().intervals(8) == [Interval(0, 1, 8), Interval(1, 2, 8), Interval(2, 4, 8)]
     info = pair("mixtral", 3).target.info
     assert M2R2Prefetch().unsupported(replace(info, layers=1)) == "gate 1 is not below the target's 1 layers"
+
+
+def test_only_layers_of_experts_ask_and_are_asked_for() -> None:
+    """In an interval over layers 0 .. 3, of which 1, 3 and 5 have experts: what layer 0 could ask for, layer 1 does."""
+    blocks = tiny_target("qwen3_moe_every_second", layers=6).blocks
+    predictor, state = StreamPredictor(blocks, [Interval(0, 3, 6, 2.0)], TOP_K), torch.randn(1, 32).double()
+    found = {}
+    for layer in (1, 3, 5):
+        predictor.note(state)
+        found[layer] = sorted(predictor(layer, state))
+    assert found == {1: [3], 3: [], 5: []}
 
 
 def gate_logits(models: Pair, text: Sequence[int]) -> Tensor:

@@ -13,10 +13,12 @@ from refusals import refused
 from tiny import tiny_tokenizer
 from untrained import facts_of, untrained
 
+from benchctl.decoding.kv.cache import Encoded
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, Generation, decode
 from benchctl.decoding.method import why_unsupported
-from benchctl.decoding.model.target import DTYPES, Target, TargetInfo
+from benchctl.decoding.model.loading import DTYPES
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer
 from benchctl.decoding.modules.folders import load_modules, save_modules
 from benchctl.decoding.modules.trainable import Trainable
@@ -54,8 +56,9 @@ def test_logits_are_those_of_transformers(kind: str, tied: bool, parts: tuple[in
     assert (model.lm_head.weight is model.shared.weight) == tied
     theirs = model(input_ids=torch.tensor([SOURCE]), decoder_input_ids=torch.tensor([text])).logits[0]
     target = Target(model, None)
-    assert target.read(SOURCE) == [START]
+    assert target.begin(SOURCE) == [START]
     stream, ours = Stream(target, len(text)), []
+    stream.cache.encoded = target.read(SOURCE)
     for count in parts:
         stream.push(text[stream.length : stream.length + count])
         stream.advance()
@@ -71,8 +74,8 @@ def test_logits_are_those_of_transformers(kind: str, tied: bool, parts: tuple[in
 def test_rows_of_a_tree_see_their_own_branch_at_its_distances() -> None:
     model, text = tiny_t5(), text_of(21)
     target, plain = Target(model, None), PlainT5(model)
-    target.read(SOURCE)
     stream = Stream(target, 40)
+    stream.cache.encoded = target.read(SOURCE)
     stream.push(text[:-1])
     stream.advance()
     stream.keep(range(20))
@@ -104,9 +107,9 @@ def test_the_clock_of_the_first_token_holds_the_encoder() -> None:
     assert target.encoder is not None
     read, at = target.encoder.read, list[int]()
 
-    def reads(prompt_ids: list[int]) -> None:
+    def reads(prompt_ids: list[int]) -> list[Encoded]:
         at.append(next(marks))
-        read(prompt_ids)
+        return read(prompt_ids)
 
     target.encoder.read = reads  # type: ignore[method-assign, assignment]
     generation = decode(build("autoregressive"), target, DecodeRequest(SOURCE, 2, clock=lambda: float(next(marks))))
@@ -173,7 +176,7 @@ def test_a_model_that_does_not_say_what_its_text_begins_with_is_refused() -> Non
     """It was a TypeError; the padding token, with which published ones begin, stands in where there is one."""
     model = tiny_t5()
     model.generation_config.decoder_start_token_id = None
-    assert Target(model, None).read(SOURCE) == [0]
+    assert Target(model, None).begin(SOURCE) == [0]
     model.config.pad_token_id = None
     with refused("no_decoder_start", "decoder_start_token_id", "pad_token_id", "config.json"):
         Target(model, None)

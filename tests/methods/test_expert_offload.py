@@ -74,6 +74,24 @@ def test_logits_are_the_resident_models_to_the_bit(policy: str, capacity: int, p
         assert torch.equal(_logits(view), _logits(on))
 
 
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", "qwen3_moe_every_second", "qwen3_moe_dense_first_window", "qwen2_moe", "gpt_oss"]
+)
+def test_other_mixtures_keep_their_logits_too(family: str) -> None:
+    """With dense layers in between, a shared expert, or biases of experts, all of which stay in memory."""
+    on = tiny_target(family, layers=4, dtype=torch.float64)
+    method = build("expert_offload[prefetch=next_gate,capacity=3]")
+    method.prepare(on)
+    with method.serve(on, None) as view:
+        torch.testing.assert_close(_logits(view), _logits(on), rtol=0.0, atol=1e-12)
+
+
+def test_the_next_gate_passes_over_dense_layers() -> None:
+    on = tiny_target("qwen3_moe_every_second", layers=5)
+    state = torch.randn(1, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert [sorted(next_gate(on, 2)(layer, state)) for layer in (1, 3)] == [[3], []]
+
+
 def test_a_view_runs_only_while_it_is_served() -> None:
     offload = Offload(target(), OffloadSettings())
     with offload.serve(None):

@@ -28,6 +28,7 @@ from runs import (
     OF_EXPERTS,
     SKIPPING,
     Pair,
+    answer,
     pair,
     pair_of,
     prompt_of,
@@ -53,14 +54,19 @@ from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build, builtin_names, method_class, parse_label
 
-OTHER_MODELS = (("qwen3", 2), ("mixtral", 3), ("mistral_window", 4), ("qwen2_window", 5))
+OTHER_MODELS = (
+    ("qwen3", 2),
+    ("mixtral", 3),
+    ("mistral_window", 4),
+    ("qwen2_window", 5),
+    ("qwen3_moe_dense_first_window", 6),
+)
 MODELS = (("llama", 0), *(pytest.param(*model, marks=pytest.mark.slow) for model in OTHER_MODELS))
 FIRST = {parse_label(label).name: label for label in (*EXACT, *LOSSY)[::-1]}.values()  # one label of each method
 # Learned positions; an MLP next to attention; norms that subtract a mean. Methods that take layers apart refuse them.
-OTHER_LAYERS = ("gpt2", "phi_norms")
-ON_OTHER_LAYERS = [
+UNLIKE_LLAMA = [
     pytest.param(label, family, marks=pytest.mark.slow)
-    for family in OTHER_LAYERS
+    for family in ("gpt2", "phi_norms")
     for label in dict.fromkeys((*FIRST, *(label for label in EXACT + LOSSY if label.startswith("early_exit"))))
     if why_unsupported(build(label), TargetInfo.of(tiny_config(family, layers=LAYERS))) is None
 ]
@@ -179,7 +185,7 @@ def test_limits_stops_prompts_seeds_batches_change_nothing(label: str, family: s
     assert skipped == {*(["cache"] if lossy else []), *(["batches"] if alone else [])}
 
 
-@pytest.mark.parametrize(("label", "family"), ON_OTHER_LAYERS)
+@pytest.mark.parametrize(("label", "family"), UNLIKE_LLAMA)
 def test_layers_unlike_llama_s_change_no_conduct(
     label: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,8 +195,28 @@ def test_layers_unlike_llama_s_change_no_conduct(
     assert [finding for finding in findings if isinstance(finding, Deviation)] == []
 
 
+OTHER_LAYERS = TargetInfo.of(tiny_config("olmo3", layers=LAYERS))
+ON_OTHER_LAYERS = [label for label in (*EXACT, *LOSSY) if build(label).unsupported(OTHER_LAYERS) is None]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["olmoe", "mixtral"])
+@pytest.mark.parametrize("label", [label for label in ON_OTHER_LAYERS if label in EXACT])
+def test_exact_methods_are_exact_where_norms_windows_and_rotations_differ(
+    label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims_exact(label, monkeypatch)
+    assert look("greedy", label, "olmo3", 0, tmp_path) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", [label for label in ON_OTHER_LAYERS if label in FIRST])
+def test_conduct_on_two_rotary_tables(label: str, tmp_path: Path) -> None:
+    findings = {check: look(check, label, "gemma3_text", 0, tmp_path) for check in CONDUCT}
+    assert [finding for finding in findings.values() if isinstance(finding, Deviation)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["olmoe", "mixtral", "qwen3_moe_every_second"])
 @pytest.mark.parametrize("label", OF_EXPERTS)
 def test_a_method_for_mixtures_of_experts_passes_on_them(label: str, family: str, tmp_path: Path) -> None:
     assert build(label).unsupported(pair("llama").target.info) is not None
@@ -275,6 +301,31 @@ def test_heads_padded_to_different_widths_draft_what_they_share(wider: str) -> N
     assert list(got.token_ids) == expected
     assert rounds_of(got) == replay(prompt, expected, NEW_TOKENS, model_drafter(Naive(narrow_draft), 4, 0.2))
     assert any(step.accepted > 1 for step in got.steps)
+
+
+def test_drafts_go_on_behind_tokens_that_the_draft_model_has_no_embedding_for() -> None:
+    """A draft model with fewer embeddings than ids in the text was an IndexError in every answer.
+
+    It reads such a token as id 0, so that drafts are worse and answers stay exact.
+    """
+    models, embeddings = pair("llama"), 16
+    draft_model = with_head_of(models.naive_draft.model, embeddings)
+    prompt, expected = prompt_of(13), answer("llama", 0, 13)
+    assert max(expected) >= embeddings
+    draft = Target(draft_model, None)
+    chain, tree = (
+        run(label, models.target, prompt, NEW_TOKENS, draft=draft)
+        for label in ("two_model[draft_tokens=4,confidence=0.2]", "draft_tree")
+    )
+    for got in (chain, tree):
+        assert list(got.token_ids) == expected
+        assert any(step.accepted > 1 for step in got.steps)
+    plain = model_drafter(Naive(draft_model), 4, 0.2)
+
+    def reads_known(text: list[int], budget: int) -> list[int]:
+        return plain([token if token < embeddings else 0 for token in text], budget)
+
+    assert rounds_of(chain) == replay(prompt, expected, NEW_TOKENS, reads_known)
 
 
 def _swap(ids: Sequence[int], one: int, other: int) -> list[int]:
@@ -415,7 +466,7 @@ def _interleaved(fresh: Tensor, kv_heads: int, rotated: int) -> Tensor:
     return torch.cat((torch.cat((pairs, keys[..., rotated:]), -1), values))
 
 
-@pytest.mark.parametrize(("label", "family"), [each for each in ON_OTHER_LAYERS if each.values[0] not in SKIPPING])
+@pytest.mark.parametrize(("label", "family"), [each for each in UNLIKE_LLAMA if each.values[0] not in SKIPPING])
 def test_every_commit_does_so_on_layers_unlike_llama_s(
     monkeypatch: pytest.MonkeyPatch, label: str, family: str
 ) -> None:

@@ -58,6 +58,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "openai": ("judges/",),
     "openvino": ("benchctl/engines/openvino.py",),
     "openvino_genai": ("benchctl/engines/openvino.py",),
+    "xllamacpp": ("benchctl/serving/llama_server.py",),
     "pandas": ("benchctl/analysis/",),
     "pynvml": ("benchctl/measuring/machine/gpu.py",),
     "rich": ("benchctl/cli/", "benchctl/analysis/tables/grids.py"),
@@ -72,7 +73,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     ),
     "tokenizers": ("benchctl/decoding/model/", "benchctl/gguf.py"),
     "transformers": (
-        *("benchctl/conformance/", "benchctl/decoding/model/tokenizer.py", "benchctl/decoding/model/target.py"),
+        *("benchctl/conformance/", "benchctl/decoding/model/"),
         *("benchctl/fetch.py", "benchctl/gguf.py", "benchctl/training/"),
     ),
     "urllib": ("benchctl/measuring/prompts/sources.py", "benchctl/serving/client.py", "judges/gpt.py"),
@@ -164,7 +165,8 @@ def method_of(dotted: str) -> str:
 def test_every_library_imported_is_declared() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["datasets"], *extras["gguf"], *extras["gpu"], *extras["openvino"]]
+    lines = [*project["dependencies"]]
+    lines += [line for name in ("datasets", "gguf", "gpu", "llama-cpp", "openvino") for line in extras[name]]
     names = {re.split(r"[^\w-]", line)[0] for line in lines}
     declared = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names}
     imported = {name.split(".")[0] for file in FILES for name in imports_of(file)}

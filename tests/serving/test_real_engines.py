@@ -1,10 +1,13 @@
 """Engines that are installed here, on a tiny GGUF file: the target's own tokens, and steps as the engines report them.
 
-Left out unless asked for with -m engines. They need `pip install 'benchctl[gguf,openvino]'`, and llama-server on PATH.
+Left out unless asked for with -m engines. They need `pip install 'benchctl[gguf,llama-cpp,openvino]'`.
+llama-server is used instead of xllamacpp where it is on PATH.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -25,7 +28,9 @@ from benchctl.registry import build_engine, parse_label
 
 pytestmark = pytest.mark.engines
 openvino = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="openvino-genai is not installed here")
-llama_server = pytest.mark.skipif(which("llama-server") is None, reason="no llama-server on PATH")
+llama_server = pytest.mark.skipif(
+    not (which("llama-server") or find_spec("xllamacpp")), reason="neither llama-server nor xllamacpp is installed here"
+)
 
 NEW_TOKENS, NGRAM, DRAFT_TOKENS = 40, 2, 5
 PROMPTS = [
@@ -141,6 +146,7 @@ def test_llama_server_answers_as_our_own_loop_does(speculation: str, folder: Pat
     check_tokens(file, ours)
     info = file.run.methods[1].engine
     assert info is not None and (info.run, info.dtype, info.steps_from) == ("started", "float32", "counts")
+    assert info.version.startswith("xllamacpp 20" if which("llama-server") is None else "b")
     assert str(folder) not in " ".join(info.command)
     speculative = [row for row in measured(file) if row.label != file.run.baseline]
     sums = [row.totals for row in speculative if row.totals is not None and row.totals.accepted is not None]
@@ -157,3 +163,27 @@ def test_llama_server_keeps_parts_of_characters_back(folder: Path) -> None:
     lost = [row for row in measured(file) if row.error is not None]
     assert lost and all("tokens_lost" in (row.error or "") for row in lost)
     assert all(row.token_ids == ours[row.prompt_id].token_ids for row in measured(file) if row.error is None)
+
+
+@llama_server
+def test_llama_server_is_measured_on_a_family_that_our_layers_do_not_know(folder: Path) -> None:
+    """Ministral 3 computes as Llama does within its first context, so llama.cpp's answers are those of our own loop."""
+    ours = runs(folder, f"llama_cpp[ngram={NGRAM}]", "F32", as_folder=True)[1]
+    (file,) = (folder / "models").glob("*/config.json")
+    known = json.loads(file.read_text())
+    rope = {**known["rope_parameters"], "original_max_position_embeddings": known["max_position_embeddings"]}
+    other = known | {"model_type": "ministral3", "architectures": ["Ministral3ForCausalLM"]}
+    (weights,) = (folder / "cache" / "gguf").glob("*.gguf")
+    unknown = folder / "unknown"
+    shutil.copytree(file.parent, unknown)
+    (unknown / "config.json").write_text(json.dumps(other | {"rope_parameters": rope | {"llama_4_scaling_beta": 0.0}}))
+    settings = replace(
+        make_settings(folder, folder / "unknown.jsonl"),
+        prompts=PromptSettings(benches=(str(folder / "prompts.jsonl"),)),
+        models=ModelSettings(str(unknown), device="cpu"),
+        answers=AnswerSettings(max_new_tokens=NEW_TOKENS),
+        methods=(f"llama_cpp[ngram={NGRAM},gguf={weights}]",),
+    )
+    found = measure_file(settings)
+    assert found.run.target.family == "ministral3" and len(measured(found)) == 12
+    assert all(row.error is None and row.token_ids == ours[row.prompt_id].token_ids for row in measured(found))

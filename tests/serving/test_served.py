@@ -19,6 +19,7 @@ from refusals import error_of, refused
 from tiny import tiny_folder
 
 from benchctl.decoding.loop import Generation
+from benchctl.engines import llama_cpp
 from benchctl.engines.openai import OpenAI
 from benchctl.measuring.clock import Clock
 from benchctl.registry import build_engine, parse_label
@@ -194,10 +195,7 @@ def test_prompts_leave_the_machine_only_when_asked_and_with_a_notice(monkeypatch
     assert error_of(lambda: OpenAI("http://192.0.2.1:1").check("target")) == "not_this_machine"
     monkeypatch.setattr(Client, "get", lambda self, path: None)
     notices: list[str] = []
-    assert (
-        error_of(lambda: OpenAI("http://192.0.2.1:1", remote=True).start(deployment(notices)))
-        == "engine_not_recognised"
-    )
+    assert error_of(lambda: OpenAI("http://192.0.2.1:1", remote=True).start(deployment(notices))) == "no_server"
     assert len(notices) == 1 and "192.0.2.1" in notices[0]
 
 
@@ -211,8 +209,62 @@ def test_a_key_comes_from_the_environment_and_an_address_with_one_is_refused(mon
         assert error_of(lambda: OpenAI(url)) == "bad_base_url"  # noqa: B023
 
 
-def test_no_server_is_no_server() -> None:
-    assert error_of(lambda: OpenAI("http://127.0.0.1:9").check("target")) == "engine_not_recognised"
+def test_no_server_is_no_server_and_an_unknown_one_is_not_called_none() -> None:
+    """Both had the same message: no server answers there."""
+    for ids in ("", "none"):
+        with refused("no_server", "127.0.0.1:9"):
+            OpenAI("http://127.0.0.1:9", ids=ids).check("target")
+    with FakeEngine("text", counting) as server, refused("engine_not_recognised", "/version", "/props", "ids=none"):
+        OpenAI(server.url).check("target")
+
+
+def test_a_server_of_text_alone_is_asked_for_text_and_has_times_alone() -> None:
+    with FakeEngine("text", speculating) as server:
+        engine = OpenAI(server.url, ids="none")
+        engine.check("target")
+        info = engine.start(deployment())
+        question = Question(PROMPT, 7, (2,), Clock(), "three one four")
+        generation = settle(engine.answer(question), question, drafts=True, limited_by_context=False, vocabulary=99)
+    assert (info.name, info.version, info.prefix_cache) == ("unknown server", "", "off")
+    body = server.asked[-1]
+    assert (body["model"], body["prompt"], body["temperature"]) == ("model-0", "three one four", 0)
+    told = generation.reported
+    assert told is not None and generation.token_ids == () and generation.stop_reason == "length"
+    assert (told.text, told.new_tokens, told.steps) == (" 5 6 7 8 9 10 11", 7, None)
+    assert generation.ttft_s == told.arrived_s[0] <= told.arrived_s[-1] == generation.wall_s
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "error"),
+    [
+        ("no_usage", "no_token_counts"),
+        ("no_tokens", "no_tokens"),
+        ("two_models", "several_models"),
+        ("cached", "prefix_cached"),
+    ],
+)
+def test_a_server_of_text_that_cannot_be_measured_is_an_error(misbehaviour: str, error: str) -> None:
+    with FakeEngine("text", counting, misbehaviour) as server:
+        engine = OpenAI(server.url, ids="none")
+
+        def answer() -> None:
+            engine.start(deployment())
+            ask(engine)
+
+        assert error_of(answer) == error
+        if misbehaviour == "two_models":
+            OpenAI(server.url, ids="none", model="model-1").start(deployment())
+            assert server.asked[-1]["model"] == "model-1"
+
+
+def test_a_known_server_that_takes_or_sends_no_ids_is_refused_with_what_to_do() -> None:
+    """`answered 400: prompt must be a string` came without advice."""
+    for misbehaviour, error in (("refusing_all", "engine_refused"), ("no_ids", "no_token_ids")):
+        with FakeEngine("vllm", counting, misbehaviour) as server, refused(error, "ids=none"):
+            OpenAI(server.url).start(deployment())
+    with FakeEngine("vllm", counting) as server:
+        info = OpenAI(server.url, ids="none").start(deployment())
+    assert (info.name, info.version) == ("vLLM", VERSION) and server.asked[-1]["prompt"] == "1, 2,"
 
 
 def started(folder: Path, name: str, *misbehaves: str, options: str = "", limit_s: float = 20) -> Served:
@@ -253,6 +305,39 @@ def test_a_program_that_is_missing_or_a_target_that_it_cannot_read_is_named() ->
     assert error_of(lambda: there.check("owner/name")) == "not_fetched"
     mixed = build_engine(parse_label(f"llama_cpp[server=sh,draft={__file__}]"))
     assert error_of(lambda: mixed.check("ref-dense")) == "unknown_model"
+
+
+def test_a_python_without_sglang_is_named(tmp_path: Path) -> None:
+    """The message was the last line of Python's traceback."""
+    with refused("engine_not_found", sys.executable, "pip install sglang"):
+        build_engine(parse_label(f"sglang[server={sys.executable}]")).check("target")
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "python").chmod(0o755)
+    build_engine(parse_label(f"sglang[server={tmp_path}/python]")).check("target")
+
+
+def test_llama_cpp_is_the_program_on_path_or_else_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With xllamacpp installed a user had to write a program llama-server around it."""
+    (tmp_path / "a.gguf").touch()
+    target = f"{tmp_path}/a.gguf"
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def check(label: str, is_installed: bool) -> str:
+        monkeypatch.setattr(llama_cpp, "find_spec", lambda name: is_installed or None)
+        engine = build_engine(parse_label(label))
+        assert isinstance(engine, llama_cpp.LlamaCpp)
+        engine.check(target)
+        words = engine.command(deployment(target=target), 80)
+        return " ".join(words[: words.index("-m")])
+
+    with refused("engine_not_found", "xllamacpp"):
+        check("llama_cpp", False)
+    with refused("engine_not_found", "other-server"):
+        check("llama_cpp[server=other-server]", True)
+    assert check("llama_cpp", True).startswith(f"{sys.executable} -P ")
+    for name in ("llama-server", "other-server"):
+        (tmp_path / name).touch(0o755)
+        assert check(f"llama_cpp[server={name}]", True) == name
 
 
 def test_a_draft_model_and_a_target_have_the_same_kind_of_file(tmp_path: Path) -> None:

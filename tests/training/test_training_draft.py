@@ -42,6 +42,15 @@ def test_a_draft_model_has_the_layers_asked_for(tmp_path: Path) -> None:
     assert all(parameter.requires_grad for parameter in copied.parameters())
 
 
+@pytest.mark.parametrize("variant", ["qwen3_moe_dense_first_window", "qwen3_moe_every_second"])
+def test_a_layer_of_experts_stays_one_at_another_index(variant: str) -> None:
+    """mlp_only_layers and decoder_sparse_step count layers of the target; the draft model's layer 0 is its layer 1."""
+    model = tiny_model(variant, layers=4)
+    copied = build_from_target(model, [1, 2])
+    for index, layer in enumerate((1, 2)):
+        assert type(copied.model.layers[index].mlp) is type(model.model.layers[layer].mlp)
+
+
 def test_it_begins_with_the_first_layers_and_the_last() -> None:
     assert (kept_layers(1, 4), kept_layers(3, 12), kept_layers(4, 4)) == ([3], [0, 1, 11], [0, 1, 2, 3])
 

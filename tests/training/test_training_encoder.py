@@ -88,12 +88,8 @@ def test_states_are_those_of_each_pair_alone(
         assert target_batch.tokens[row, place].tolist() == text
         settings = {"decoder_input_ids": torch.tensor([text]), "output_hidden_states": True, "use_cache": False}
         theirs = model(input_ids=torch.tensor([prompt]), **settings)
-        target.read(prompt)
-        cache, layout, rows = (
-            target.new_cache(len(text)),
-            target.layout(0, range(len(text))),
-            target.embed_anywhere(text),
-        )
+        cache, layout = target.new_cache(len(text)), target.layout(0, range(len(text)))
+        cache.encoded, rows = target.read(prompt), target.embed(text, range(len(text)))
         for layer, state in enumerate(target_batch.states):
             if layer < LAYERS:  # transformers' last one is normed already
                 close(state[row, place], theirs.decoder_hidden_states[layer][0])

@@ -34,6 +34,7 @@ from benchctl.training.jobs import JobContext
 from benchctl.training.modules import frozen
 from benchctl.training.modules.frozen import BatchMaker, ModuleObjective, chat_of, find_target, load_target
 from benchctl.training.modules.job import trainable_names
+from benchctl.training.modules.objective import draft_logits
 from benchctl.training.modules.training_text import TrainingText
 from benchctl.training.train_options import Provenance, TeacherOptions
 from reference.recipe import ReferenceRecipe
@@ -77,19 +78,36 @@ def close(left: Tensor, right: Tensor) -> bool:
     return torch.allclose(left, right, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_states_are_those_of_each_document_run_alone(batch: Batch, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        *((family, {}) for family in (*FAMILIES, "granite", "smollm3", "olmo2")),
+        *((family, {"sliding_window": TOKENS}) for family in ("olmo3", "gemma2", "gemma3_text")),
+    ],
+)
+def test_states_are_those_of_each_document_run_alone(batch: Batch, family: str, settings: dict[str, Any]) -> None:
     """In float64. transformers' hidden_states end with the normed state, so the last residual is left to the norm."""
-    model = tiny_model(family, dtype=torch.float64)
+    model = tiny_model(family, dtype=torch.float64, **settings)
     target_batch = BatchMaker(model, CPU)(batch)
     assert len(target_batch.states) == model.config.num_hidden_layers + 1
     for row, place in documents_of(batch):
         alone = model(batch.tokens[row, place][None], output_hidden_states=True)
         for state, expected in zip(target_batch.states[:-1], alone.hidden_states[:-1], strict=True):
             assert close(state[row, place], expected[0])
-        assert close(target_batch.final[row, place], alone.hidden_states[-1][0])
+        scale = 1 / getattr(model.config, "logits_scaling", 1)
+        assert close(target_batch.final[row, place], alone.hidden_states[-1][0] * scale)
         assert close(target_batch.norm(target_batch.states[-1])[row, place], target_batch.final[row, place])
         assert close(target_batch.head(target_batch.final)[row, place], alone.logits[0])
+
+
+@pytest.mark.parametrize("family", ["llama", "granite", "gemma2"])
+def test_a_draft_model_that_is_asked_about_some_tokens_gives_their_logits(batch: Batch, family: str) -> None:
+    """Its head was read without the factor and the bound of the logits."""
+    model, ids = tiny_model(family, dtype=torch.float64), torch.tensor([5, 90, 7])
+    (whole,), (some,) = draft_logits(model, batch, None), draft_logits(model, batch, ids)
+    assert close(some, whole[..., ids])
+    exit_logits, last = draft_logits(model, batch, None, (1,))
+    assert close(last, whole) and not close(exit_logits, whole)
 
 
 def test_target_batches_carry_no_gradient_but_norm_and_head_pass_it_on(batch: Batch) -> None:
@@ -263,6 +281,13 @@ def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(trained: Path, tmp
     for part, *rows in (("medusa", *BATCHES), ("draft", *BATCHES), ("moe",)):
         shown = refused("reference" if part == "moe" else "train", part, *words, *rows, id="other_vocabulary")
         assert "320" in shown and "50" in shown
+
+
+def test_a_temperature_too_low_is_refused_before_answers_are_written(trained: Path, tmp_path: Path) -> None:
+    """Logits in float32 divided by 1e-40 are infinite, and probabilities nan."""
+    words = ("--model", trained / "target", "--data", trained / "data", "--out", tmp_path / "out", *BATCHES, *COMMON)
+    own = ("--self-distil", 6, "--self-distil-temperature", 1e-40)
+    assert "1e-40" in refused("train", "medusa[heads=2]", *words, *own, id="temperature_too_low")
 
 
 def test_the_run_resumes_only_as_it_was(trained: Path) -> None:

@@ -40,7 +40,7 @@ def answers(text: OwnText, prompts: Sequence[Prompt] = PROMPTS) -> list[list[int
     return [document.turns[0].answer.tolist() for document in documents]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral_window", "gemma", "olmoe"])
+@pytest.mark.parametrize("family", ["llama", "mistral_window", "gemma", "olmoe", "olmo3", "gemma2"])
 def test_a_batch_is_answered_as_transformers_answers_each_prompt_alone(family: str) -> None:
     """Prompts of different lengths, one of which ends early and leaves the batch."""
     model = tiny_model(family, dtype=torch.float32)

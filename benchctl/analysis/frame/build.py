@@ -66,6 +66,11 @@ class Fidelity:
     unjudged: int = 0
     median_first_divergence: float | None = None
 
+    @property
+    def compared(self) -> int:
+        """Answers that were compared with the baseline's."""
+        return self.identical + self.tie + self.numeric + self.lossy
+
 
 def fidelity(answers: pd.DataFrame, repeats: Repeats) -> Fidelity:
     """The counts of one method's generations; `answers` includes failed ones and all tries."""

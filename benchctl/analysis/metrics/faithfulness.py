@@ -33,8 +33,11 @@ def _if_complete(same: Column, differing: Column) -> Column:
     """
 
     def values(pairs: pd.DataFrame) -> pd.Series:
-        own = differing(pairs)  # those of engines have it too, since their baseline is not the target
-        known = own.where(own.notna() | (pairs["verdict"] != "identical"), same(pairs))
+        own = differing(pairs)
+        is_the_targets = (pairs["verdict"] == "identical") & (
+            pairs["full_layers"] > 0
+        )  # an engine has its own baseline
+        known = own.where(own.notna() | ~is_the_targets, same(pairs))
         return known if known.notna().all() else zeros(pairs)
 
     return values

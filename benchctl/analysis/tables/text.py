@@ -305,6 +305,7 @@ def _settings(run: Run) -> str:
     top_p, top_k = (f", top-p {run.top_p:g}" if run.top_p < 1 else ""), (f", top-k {run.top_k}" if run.top_k else "")
     sampling = f"temperature {run.temperature:g}{top_p}{top_k}" if run.temperature else "greedy"
     weights = f", {run.weights} weights" if run.weights else ""
+    weights += ", run by transformers" if run.executor == "transformers" else ""
     filled = f" after {run.context_fill} tokens of filler" if run.context_fill else ""
     return (
         f"{run.target.name} ({run.target.layers} layers{weights}), {run.dtype}, {run.device}, {threads}{batches}, "

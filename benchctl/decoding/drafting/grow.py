@@ -1,5 +1,7 @@
 """Trees that grow level by level or node by node: by joint probability, of a given shape, or best first.
 
+A token of ``stop_ids`` has no children, since the answer ends with it.
+
 A grower asks its caller for scores of the next tokens behind a `Frontier`, and never for the same node twice. A drafter
 with a cache runs the rows of the frontier. Heads that score a whole depth at once return the same row for all of them.
 """
@@ -84,6 +86,7 @@ def grow_likeliest(
     nodes: int,
     vocabulary: DraftVocabulary = ALL_TOKENS,
     confidence: float = 0.0,
+    stop_ids: frozenset[int] = frozenset(),
 ) -> Draft:
     """The ``nodes`` likeliest of all scored candidates (EAGLE-2, Li et al. 2406.16858, section 4; cnets.py).
 
@@ -118,7 +121,7 @@ def grow_likeliest(
         # A full tree takes no child of its worst node: it is no likelier than that node, and comes later.
         worst = scored[best[-1]].score if len(best) == nodes else -inf
         newest = sorted(range(first, len(scored)), key=lambda row: -scored[row].score)[:width]
-        rows = [row for row in newest if scored[row].score > worst]
+        rows = [row for row in newest if scored[row].score > worst and scored[row].token not in stop_ids]
         if not rows:
             break
         expanding = [scored[row] for row in rows]
@@ -138,7 +141,7 @@ class _Candidate(NamedTuple):
     place: int
 
 
-def grow_shape(expand: Expand, shape: Sequence[Path], picks: Picks) -> Draft:
+def grow_shape(expand: Expand, shape: Sequence[Path], picks: Picks, stop_ids: frozenset[int] = frozenset()) -> Draft:
     """A tree of given ``shape``, level by level: a node gets as many children as ``shape`` has paths right behind it.
 
     ``expand`` returns probabilities over the target's vocabulary. Where fewer tokens are possible, the paths of the
@@ -156,7 +159,7 @@ def grow_shape(expand: Expand, shape: Sequence[Path], picks: Picks) -> Draft:
         behind: list[_Node] = []
         for place, (node, node_probs) in enumerate(zip(nodes, probs, strict=True), expanded):
             for rank, token in enumerate(picks.of(node_probs, widths[node.path])):
-                if (path := (*node.path, rank)) in widths:
+                if (path := (*node.path, rank)) in widths and token not in stop_ids:
                     behind.append(_Node(path, len(tokens), place))
                 tokens.append(token)
                 parents.append(node.row)
@@ -176,7 +179,14 @@ class _Node(NamedTuple):
     parent: int
 
 
-def grow_best_first(expand: Expand, depth: int, nodes: int, picks: Picks, confidence: float = 0.0) -> Draft:
+def grow_best_first(
+    expand: Expand,
+    depth: int,
+    nodes: int,
+    picks: Picks,
+    confidence: float = 0.0,
+    stop_ids: frozenset[int] = frozenset(),
+) -> Draft:
     """At most ``nodes`` tokens, each the next child of the node where it is likeliest to be accepted (DySpec).
 
     Xiong et al. 2410.11744, algorithm 1: a heap of possible children; the key of a node's next child is the probability
@@ -209,7 +219,7 @@ def grow_best_first(expand: Expand, depth: int, nodes: int, picks: Picks, confid
         rows_probs.append(node.probs)
         node.left[token] = 0.0
         level = node.frontier.depth + 1
-        if level < depth:
+        if level < depth and token not in stop_ids:
             share = node.share * float(node.probs[token])
             child = _Growing(row, Frontier(level, (token,), (node.place,)), share)
             heappush(heap, (-share, order, child))

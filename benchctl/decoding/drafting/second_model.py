@@ -26,11 +26,13 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
     """Base of methods that draft with a smaller model, which may have another tokenizer than the target."""
 
     any_tokenizer = True
+    needs_layers = False
     draft_model: str = ""
     draft_vocabulary: Literal["stored", "whole"] = "stored"
     _model: Target = field(init=False, repr=False, compare=False)
     _lm_head: Linear = field(init=False, repr=False, compare=False)
     _tokens: SameTokens = field(init=False, repr=False, compare=False)
+    _stops: frozenset[int] = field(init=False, repr=False, compare=False)  # of the target or of the draft model
     _stream: Stream = field(init=False, repr=False, compare=False)
     _text: list[int] = field(init=False, repr=False, compare=False)  # the target's, in own tokens
     _read_tokens: int = field(init=False, repr=False, compare=False)  # of the target that are in it
@@ -40,6 +42,7 @@ class DraftModelMethod(Speculative, UsesDraftModel, UsesDraftVocabulary, ABC):
 
     def prepare(self, target: Target) -> None:
         self._tokens = shared_tokens(target, self._model)
+        self._stops = target.stop_ids | self._tokens.ours(self._model.stop_ids)
         own, other = self._model.vocabulary, isinstance(self._tokens, SharedTokens)
         self.load_vocabulary(self._model.folder, own if other else min(own, target.vocabulary))
         self.vocabulary = self._tokens.narrow(self.vocabulary)

@@ -15,11 +15,18 @@ from benchctl.errors import UserError
 
 
 class SameTokens:
-    """A draft model with the target's tokenizer."""
+    """A draft model with the target's tokenizer; a token that it has no embedding for is read as id 0."""
+
+    def __init__(self, embeddings: int) -> None:
+        self._embeddings = embeddings
 
     def read(self, token: int) -> tuple[int, ...]:
         """The draft model's ids for a token of the target."""
-        return (token,)
+        return (token if token < self._embeddings else 0,)
+
+    def ours(self, own_ids: frozenset[int]) -> frozenset[int]:
+        """The target's tokens that the draft model has as one of ``own_ids``."""
+        return own_ids
 
     def narrow(self, vocabulary: DraftVocabulary) -> DraftVocabulary:
         """The tokens of a draft model's ``vocabulary`` that the target has too."""
@@ -48,6 +55,9 @@ class SharedTokens(SameTokens):
         first = (self._own[text[:size]],) if size else ()
         return first + self._split(text[size or 1 :])
 
+    def ours(self, own_ids: frozenset[int]) -> frozenset[int]:
+        return frozenset(index for index, own in self.pairs.items() if own in own_ids)
+
     def narrow(self, vocabulary: DraftVocabulary) -> DraftVocabulary:
         stored = None if vocabulary.ids is None else set(vocabulary.ids.tolist())
         pairs = [pair for pair in self.pairs.items() if stored is None or pair[1] in stored]
@@ -62,7 +72,7 @@ def shared_tokens(target: Target, draft_model: Target) -> SameTokens:
     """
     ours, theirs = target.tokenizer_or_none, draft_model.tokenizer_or_none
     if ours is None or theirs is None or ours.drafts_alike(theirs):
-        return SameTokens()
+        return SameTokens(draft_model.vocabulary)
     shared = SharedTokens(ours, theirs)
     if len(shared.pairs) < 2:
         message = "the draft model has no tokens in common with the target; name another one with --draft-model"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -50,8 +51,7 @@ class Slots:
     """
 
     def __init__(self, like: Experts, capacity: int) -> None:
-        self._gate_up = like.gate_up.new_empty((capacity, *like.gate_up.shape[1:]))
-        self._down = like.down.new_empty((capacity, *like.down.shape[1:]))
+        self._gate_up, self._down = (_slots(weights, capacity) for weights in (like.gate_up, like.down))
         self._device = like.gate_up.device
         on_gpu = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
@@ -80,6 +80,12 @@ class Slots:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._device))
             self._read[slot] = event
+
+
+def _slots(experts: Tensor, capacity: int) -> Tensor:
+    """[capacity, ...] in the memory layout of ``experts`` [experts, ...]: other copies take several times as long."""
+    size, stride = (capacity, *experts.shape[1:]), experts.stride()
+    return torch.empty_strided(size, stride, dtype=experts.dtype, device=experts.device)
 
 
 class Loader:
@@ -230,7 +236,7 @@ class OffloadSettings:
     def unsupported(self, target: TargetInfo) -> str | None:
         top_k = target.experts_per_token
         if not top_k:
-            return "the target is dense; offloading takes a mixture of experts (OLMoE, Mixtral)"
+            return "the target is dense; offloading takes a mixture of experts, for example OLMoE or Qwen3-MoE"
         if 0 < self.capacity < top_k:
             return f"capacity {self.capacity} is below the {top_k} experts a token needs; give capacity={top_k} or more"
         return None
@@ -329,11 +335,15 @@ class Offload:
 def next_gate(target: Target, count: int) -> Predictor:
     """Predicts, from the present slow state, what the next layer's own norm and gate would choose: ``count`` experts.
 
+    Dense layers in between are passed over.
+
     Eliseev, Mazur: Fast Inference of Mixture-of-Experts Language Models with Offloading, 2023, arXiv 2312.17238.
     """
 
+    following = dict(pairwise(sorted(mixtures_of(target))))
+
     def predict(layer: int, residual: Tensor) -> Mapping[int, Sequence[int]]:
-        ahead = layer + 1
-        return {ahead: rank_experts(target.blocks[ahead], residual, count)} if ahead < target.layers else {}
+        ahead = following.get(layer)
+        return {} if ahead is None else {ahead: rank_experts(target.blocks[ahead], residual, count)}
 
     return predict

@@ -21,6 +21,13 @@ class Slots(NamedTuple):
     values: Tensor
 
 
+class Encoded(NamedTuple):
+    """Keys [heads, head_dim, tokens] and values [heads, tokens, head_dim] of a prompt, for one cross attention."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class Cache:
     """Slot i of a layer holds position i once rows are committed; drafted rows follow in row order.
 
@@ -29,11 +36,13 @@ class Cache:
     of its slots, ascending, that hold nothing: rows that passed it by. Nobody may look there. _finite[layer] counts the
     leading slots that hold numbers: what memory held before may be none, even where hidden. _absent_bias[layer] is
     [capacity], -inf at the first _marked[layer] of its absent slots, else 0; the rest are written when the bias is next
-    needed, so that a slot that rows pass by costs one write at most.
+    needed, so that a slot that rows pass by costs one write at most. encoded[layer] is the prompt, where an encoder
+    reads it.
     """
 
     def __init__(self, layers: int, kv_heads: int, head_dim: int, capacity: int, like: Tensor) -> None:
         self._like = like
+        self.encoded: Sequence[Encoded] = ()
         self.kv_heads = kv_heads
         self.capacity = capacity + _SLACK_ROWS
         self._all = like.new_empty(layers, 2 * kv_heads, self.capacity, head_dim)
@@ -198,6 +207,10 @@ class Layout:
                  else 0; None where all slots hold something
     windows      whether the windows of layers hide slots; not where slots before the first open row were chosen, whose
                  numbers are no positions
+    tokens       ids of the rows of this pass, where they stand for tokens of a text
+    last_only    whether nothing but the last row's result is read
+    rotary       [positions, head_dim / 2] rotations, table 0
+    more_rotary  tables 1 and on, for targets whose layers rotate differently
     choose       if given, called for each layer with its index and the queries of its rows, before they look: it may
                  still write slots before the first open row
     """
@@ -209,6 +222,7 @@ class Layout:
         ancestors: Sequence[Sequence[int]] | None,
         rotary: Tensor,
         skip: int = 0,
+        more_rotary: Sequence[Tensor] = (),
     ) -> None:
         self.start = base + skip
         self.rows = len(positions) - skip
@@ -225,18 +239,35 @@ class Layout:
             index = torch.tensor(list(positions[skip:]), device=rotary.device)
         self.absent_bias: Tensor | None = None
         self.windows = True
+        self.tokens: Sequence[int] | None = None
+        self.last_only = False
         self.choose: Callable[[int, Tensor], None] | None = None
         self.rotary = rotary[index].unsqueeze(1)
-        self._turns: Tensor | None = None
+        self._index, self._more_rotary = index, more_rotary
+        self._turns: dict[int, Tensor] = {}
         self._bias: dict[tuple[int | None, int], Tensor] = {}
 
-    def turns(self, rotated: int, heads: int) -> Tensor:
-        """[rows, heads * head_dim / 2] rotations of the first ``rotated`` heads, and 1 for the others."""
-        if self._turns is None:
+    @property
+    def is_tree(self) -> bool:
+        """Whether the open rows branch."""
+        return self._ancestors is not None
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """The position of each row of this pass."""
+        return self._positions[self._skip :]
+
+    def turn(self, rope: int) -> Tensor:
+        """[rows, 1, head_dim / 2] rotations of the rows by table ``rope``."""
+        return self._more_rotary[rope - 1][self._index].unsqueeze(1) if rope else self.rotary
+
+    def turns(self, rotated: int, heads: int, rope: int = 0) -> Tensor:
+        """[rows, heads * head_dim / 2] rotations of the first ``rotated`` heads by table ``rope``; 1 for the others."""
+        if rope not in self._turns:
             pairs = self.rotary.shape[-1]
-            self._turns = self.rotary.new_ones(self.rows, heads, pairs)
-            self._turns[:, :rotated] = self.rotary
-        return self._turns.view(self.rows, -1)
+            self._turns[rope] = self.rotary.new_ones(self.rows, heads, pairs)
+            self._turns[rope][:, :rotated] = self.turn(rope)
+        return self._turns[rope].view(self.rows, -1)
 
     def bias(self, window: int | None, dtype: torch.dtype, copies: int = 1) -> Tensor | None:
         """[copies * rows, slots], or [1, slots] for all: 0 where a row may look, else -inf; None for 0 everywhere."""

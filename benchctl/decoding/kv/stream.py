@@ -58,7 +58,7 @@ class Stream:
         self.features: tuple[Tensor, ...] = ()
         self._parents: list[int] = []
         self._tree: tuple[list[int], list[list[int]]] | None = None
-        self._is_chain = True
+        self._is_chain, self._last_only = True, False
         self._states: Tensor | None = None
 
     @property
@@ -70,18 +70,25 @@ class Stream:
         """Rows committed or open."""
         return len(self.text)
 
-    def push(self, tokens: Sequence[int], parents: Sequence[int] | None = None, states: Tensor | None = None) -> None:
+    def push(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        states: Tensor | None = None,
+        last_only: bool = False,
+    ) -> None:
         """Add open rows; ``parents`` are indices of open rows, by default each row continues the one before it.
 
         ``states`` [rows, width] stand in for the embeddings of rows that are no tokens; such rows cannot be committed,
-        and their ``tokens`` only count them. Where other rows have run layers already, `pass_by` these.
+        and their ``tokens`` only count them. Where other rows have run layers already, `pass_by` these. ``last_only``
+        promises that nothing but the state of the last row is read before these rows are committed.
         """
         if states is not None:
             self._states = torch.cat((self.states, states)) if self.rows else states
         chain = range(self.rows - 1, self.rows - 1 + len(tokens))
         self._is_chain = self._is_chain and (parents is None or list(parents) == list(chain))
         self._parents += chain if parents is None else parents
-        self._tree = None
+        self._tree, self._last_only = None, last_only
         self.text += tokens
 
     @property
@@ -274,4 +281,5 @@ class Stream:
         positions, ancestors = self._branches()
         layout = self.target.layout(self.base, positions, ancestors, start - self.base)
         layout.absent_bias = self.cache.absent_bias(layer, self.length)
+        layout.tokens, layout.last_only = self.text[start:], self._last_only
         return layout

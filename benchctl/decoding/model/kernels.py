@@ -106,7 +106,11 @@ class Linear:
         """The product that gives the outputs ``ids`` [k], in their order, by a copy of their weights."""
         weight = self.weight
         ids = ids.to(weight.device)
-        return Linear(weight[ids], None if self.bias is None else self.bias[ids], self.form)
+        return self.like(weight[ids], None if self.bias is None else self.bias[ids], self.form)
+
+    def like(self, weight: Tensor, bias: Tensor | None, form: Form) -> Linear:
+        """A product of the same kind with other weights."""
+        return Linear(weight, bias, form)
 
     def tail(self, start: int) -> Linear:
         """The product that gives the outputs from ``start`` on, by the same weights: only float16 ones are copied."""
@@ -125,6 +129,34 @@ class Linear:
         if self._large:
             return rows == 1 and torch.get_num_threads() == 1
         return rows <= _FEWEST_ROWS or (rows <= _FEW_ROWS and self._small)
+
+
+def packed_bytes(weight: Tensor) -> int:
+    """That a product in the form "float16" holds of a weight [out, in]: FBGEMM pads ``in`` to a multiple of 512."""
+    out_features, in_features = weight.shape
+    return 2 * out_features * -(-in_features // 512) * 512
+
+
+class CappedLinear(Linear):
+    """cap * tanh(y / cap) of the product's y: the LM head of Gemma 2."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, form: Form, cap: float) -> None:
+        super().__init__(weight, bias, form)
+        self.cap = cap
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return capped(super().__call__(x), self.cap)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        return residual + self(x)
+
+    def like(self, weight: Tensor, bias: Tensor | None, form: Form) -> Linear:
+        return CappedLinear(weight, bias, form, self.cap)
+
+
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """cap * tanh(logits / cap)"""
+    return torch.tanh(logits / cap) * cap
 
 
 class Product(nn.Module):
@@ -225,6 +257,13 @@ class NoNorm(Norm):
 
     def __init__(self) -> None:
         super().__init__(torch.ones(1), 0.0)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def holding(self, *tensors: Tensor) -> NoNorm:
+        return self
 
     def __call__(self, x: Tensor) -> Tensor:
         return x

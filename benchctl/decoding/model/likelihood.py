@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -37,14 +38,28 @@ def likelihood(target: Target, prompt_ids: Sequence[int], answer: Sequence[int])
 @torch.inference_mode()
 def logprobs(target: Target, prompt_ids: Sequence[int], answer: Sequence[int]) -> Iterator[Tensor]:
     """Blocks [rows, vocabulary] of the target's log-probabilities, float64, for each token of `answer` in turn."""
-    read = target.read(prompt_ids)
-    rows = [*read, *answer[:-1]]
+    begun = target.begin(prompt_ids)
+    rows = [*begun, *answer[:-1]]
     stream = Stream(target, len(rows))
+    if target.info.opaque:
+        yield from _blocks(target, stream, rows, len(begun))
+        return
+    stream.cache.encoded = target.read(prompt_ids)
     stream.push(rows)
     stream.advance()
-    states = stream.states[len(read) - 1 :]
+    states = stream.states[len(begun) - 1 :]
     for start in range(0, len(answer), _BLOCK):
         yield target.head(states[start : start + _BLOCK]).double().log_softmax(-1)
+
+
+def _blocks(target: Target, stream: Stream, rows: Sequence[int], prompt_tokens: int) -> Iterator[Tensor]:
+    """The blocks of ``logprobs`` where a pass computes the logits of all its rows: the prompt has no block."""
+    starts = [0, *range(prompt_tokens, len(rows), _BLOCK), len(rows)]
+    for start, end in pairwise(starts):
+        stream.push(rows[start:end], last_only=start == 0)
+        stream.advance()
+        yield target.head(stream.states[-1:] if start == 0 else stream.states).double().log_softmax(-1)
+        stream.keep(range(end - start))
 
 
 @torch.inference_mode()

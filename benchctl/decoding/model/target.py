@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,31 +18,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchctl.decoding.kv.cache import Cache, Layout
-from benchctl.decoding.model.families import check_family, context_tokens, family_of
+from benchctl.decoding.kv.cache import Cache, Encoded, Layout
+from benchctl.decoding.model.families import check_family, context_tokens, facts_of, family_of
 from benchctl.decoding.model.families.family import rotations
 from benchctl.decoding.model.kernels import Form, Linear, may_copy
 from benchctl.decoding.model.layers import Filler, Layer, RelativeLayout, run_layers
-from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
+from benchctl.decoding.model.layerwise import open_layerwise
+from benchctl.decoding.model.loading import (
+    DTYPES,
+    check_weights,
+    folder_sha256,
+    form_sha256,
+    probe,
+    read_model,
+    weight_files,
+    weight_reader,
+)
+from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, load_tokenizer
 from benchctl.errors import UserError
 
-_TOKENS = 24
 SPLIT = 20  # more rows than the batched attention takes, then fewer: both ways of attending are checked
 # The share of the logits' spread that rounding may move; a part left out or read wrongly moves far more.
-_ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
-
-
-@torch.inference_mode()
-def probe(model: Any) -> tuple[list[int], Tensor]:
-    """Token ids spread over the vocabulary, and the transformers model's own logits [rows, vocabulary] for them."""
-    rows = min(_TOKENS, context_tokens(model.config))
-    ids = torch.linspace(0, model.config.vocab_size - 1, rows).long()
-    both = ids[None].to(model.device)
-    decoder = {"decoder_input_ids": both} if model.config.is_encoder_decoder else {}
-    return ids.tolist(), model(both, **decoder, use_cache=False).logits[0]
-
-
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+ROUNDING = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 _HEAD_ROWS = 8  # the head's kernel depends on the number of rows too; all rows would take much memory
 
 
@@ -52,9 +48,10 @@ class TargetInfo:
     """Plain facts of a target, known before its weights are read.
 
     query_size, kv_size  width of all query heads, and of all key heads, of a layer together; its values are as wide
-    mlp_size             inner width of a layer's MLP; 0 for a mixture of experts
-    experts_per_token    that a token goes to in a layer; 0 for a dense target
+    mlp_size             inner width of each layer's MLP; 0 for a mixture of experts, also where some layers are dense
+    experts_per_token    that a token goes to in a layer that has experts; 0 for a dense target
     is_encoder_decoder   whether an encoder reads the prompt
+    opaque               whether transformers runs all layers, so that no method sees one of them
     plain_layers         whether each layer computes what Llama's does, see Family
     """
 
@@ -69,11 +66,12 @@ class TargetInfo:
     experts_per_token: int
     is_encoder_decoder: bool
     head_dim: int
+    opaque: bool = False
     plain_layers: bool = True
 
     @classmethod
-    def of(cls, config: Any) -> TargetInfo:
-        family = family_of(config)
+    def of(cls, config: Any, opaque: bool = False) -> TargetInfo:
+        family = facts_of(config)
         head_dim = family.head_dim(config)
         return cls(
             family=config.model_type,
@@ -87,97 +85,16 @@ class TargetInfo:
             experts_per_token=family.experts_per_token(config),
             is_encoder_decoder=family.has_encoder,
             head_dim=head_dim,
+            opaque=opaque,
             plain_layers=family.plain_layers,
         )
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers without progress bars, and afterwards as it was."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-DRAFT_VOCABULARY = "draft_vocabulary.safetensors"  # in the folder of a draft model, next to its weights
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Those whose hash identifies a model: safetensors or, where there are none, what torch pickled."""
-    kept = sorted(folder.glob("*.safetensors"))
-    if all(file.name == DRAFT_VOCABULARY for file in kept):
-        pickled = sorted(folder.glob("pytorch_model*.bin"))
-        kept = [*kept, *pickled] if pickled else []
-    return kept
-
-
-def folder_sha256(folder: Path) -> str:
-    """Hash of a model folder's weights and of the configuration that says how they are read."""
-    digest = hashlib.sha256()
-    for file in (*_weight_files(folder), folder / "config.json"):
-        with file.open("rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)
-    return digest.hexdigest()
-
-
-def files_sha256(path: str | Path) -> str:
-    """What `files_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
-    folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
-    return folder_sha256(folder) if folder is not None and _weight_files(folder) else ""
-
-
-def form_sha256(files: str, weights: str) -> str:
-    """`weights_sha256` of a target whose files have this hash and whose ``weights`` are kept so; "" of ""."""
-    if weights == "auto" or not files:
-        return files
-    return hashlib.sha256(f"{files} {weights}".encode()).hexdigest()
-
-
-def check_weights(weights: str, config: Any, dtype: str, device: str) -> None:
-    """Raises UserError where a model cannot be kept with such ``weights``, before they are read."""
-    if weights == "auto":
-        return
-    family = family_of(config)
-    if dtype != "float32":
-        reason = f"it computes in float32, not in {dtype}; leave out --dtype, or --weights"
-    elif torch.device(device).type != "cpu":
-        reason = "its products exist on CPUs alone; add --device cpu, or give --dtype float16 instead"
-    elif family.has_encoder or family.experts_per_token(config):
-        what = "a model with an encoder" if family.has_encoder else "a mixture of experts"
-        reason = f"{what} is not supported; leave out --weights"
-    elif "fbgemm" not in torch.backends.quantized.supported_engines:
-        reason = "torch has no FBGEMM on this machine; leave out --weights"
-    else:
-        return
-    raise UserError("weights_unsupported", f"--weights {weights} cannot be used: {reason}.")
-
-
-@torch.no_grad()
-def round_weights(model: Any, path: str | Path) -> None:
-    """Round each weight matrix of a float32 ``model`` to float16, in place; gains and biases stay.
-
-    Raises UserError for weights beyond the range of float16.
-    """
-    for name, weight in model.named_parameters():
-        if weight.ndim > 1:
-            weight.copy_(weight.half())
-            if weight.isinf().any():
-                reason = "is beyond the range of float16; leave out --weights"
-                raise UserError("weights_overflow", f"{path}: a number in {name} {reason}.")
-
-
-def check_complete(path: str | Path, info: Mapping[str, Any]) -> None:
-    """Raises UserError where loading info says that weights are missing, which transformers makes up, or left over."""
-    for key, told in (("missing_keys", "lacks {} weights of"), ("unexpected_keys", "has {} weights that are not in")):
-        if names := sorted(info[key]):
-            what = told.format(len(names))
-            raise UserError("weights_do_not_fit", f"{path} {what} its configuration, such as {names[0]}; get it again")
+def _form_of(model: Any, weights: str) -> Form:
+    """In which products hold the weights of a ``model`` of transformers."""
+    if weights == "float16":
+        return "float16"
+    return "fast" if may_copy(sum(p.numel() * p.element_size() for p in model.parameters())) else "plain"
 
 
 class Target:
@@ -185,7 +102,11 @@ class Target:
 
     dtype    of residuals, keys and values; ``weights`` "float16" keeps matrices in half of that, else they have it too
     form     in which products hold their weights
+    runs_trees  whether rows of one pass may see different branches of a draft
     """
+
+    runs_trees: bool = True
+    attention: str = "bmm+sdpa"  # how it is computed, see layers.mix
 
     def __init__(
         self,
@@ -195,19 +116,20 @@ class Target:
         *,
         weights: str = "auto",
         release: bool = False,
+        blocks: Sequence[Layer] = (),
     ) -> None:
         """``release`` frees the weights of ``model`` while they are read, as far as they are held in another form.
 
-        For ``weights`` "float16" those of ``model`` are rounded: see round_weights.
+        For ``weights`` "float16" those of ``model`` are rounded: see round_weights. ``blocks`` are its layers, if they
+        are read already.
         """
         check_family(model.config)
-        fast = may_copy(sum(p.numel() * p.element_size() for p in model.parameters()))
         self.parameters: int = sum(p.numel() for p in model.parameters())
-        self.form: Form = "float16" if weights == "float16" else "fast" if fast else "plain"
+        self.form: Form = _form_of(model, weights)
         self.tokenizer_or_none, self.folder, self._weights = tokenizer, folder, weights
         self.config = model.config
         self._tied: bool = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        parts = family_of(model.config).read(model, self.form, release)
+        parts = family_of(model.config).read(model, self.form, release, blocks)
         self.dtype, self.device = parts.embedding.dtype, parts.embedding.device
         self.embedding = parts.embedding.half() if self.form == "float16" else parts.embedding
         self._embedding_scale, self.positions = parts.embedding_scale, parts.positions
@@ -216,6 +138,7 @@ class Target:
         self._fillers: dict[int, Filler] = {}
         self._kv_products: list[Linear] = []  # of each layer, for keys and values only
         self.final_norm, self.lm_head, self.rotary = parts.final_norm, parts.lm_head, parts.rotary
+        self.more_rotary = parts.more_rotary
         self.vocabulary: int = parts.lm_head.out_features
         self.encoder = parts.encoder
 
@@ -225,31 +148,29 @@ class Target:
 
         Raises UserError where that fails, and where this forward does not say what transformers' own says.
         """
-        import transformers
-
         tokenizer = load_tokenizer(path)
+        tokenizer.check_layers()
         check_weights(weights, tokenizer.config, dtype, device)
-        local = Path(path).is_dir()
-        # Reading a local folder takes no time worth a bar; a download keeps its own.
-        with quiet() if local else nullcontext():
-            options = {"dtype": DTYPES[dtype], "output_loading_info": True, "experts_implementation": "eager"}
-            seq2seq, causal = transformers.AutoModelForSeq2SeqLM, transformers.AutoModelForCausalLM
-            kind = seq2seq if tokenizer.is_encoder_decoder else causal
-            model, info = from_pretrained(kind, path, **options)
-        check_complete(path, info)
-        folder = Path(path) if local else downloaded(str(path))
-        model = model.to(device).eval()
-        if weights == "float16":
-            round_weights(model, path)
-        ids, their_logits = probe(model)
-        target = cls(model, tokenizer, folder, weights=weights, release=True)
-        del model
+        folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
+        if (layerwise := open_layerwise(path, tokenizer.config, DTYPES[dtype])) is not None:
+            model, family, blocks = layerwise.model, family_of(tokenizer.config), list[Layer]()
+            form, read = _form_of(model, weights), weight_reader(path, dtype, device, weights)
+            layerwise.read_outside(read, device)
+            layerwise.each_layer(read, lambda index: blocks.append(family.read_layer(model, index, form)))
+            ids, their_logits = probe(model, model.config)
+            target = cls(model, tokenizer, folder, weights=weights, blocks=blocks)
+        else:
+            model = read_model(path, tokenizer, dtype=dtype, device=device, weights=weights)
+            ids, their_logits = probe(model, model.config)
+            target = cls(model, tokenizer, folder, weights=weights, release=True)
+        layerwise = model = None
         error = target._error(ids, their_logits.double())
-        if not error < _ROUNDING[their_logits.dtype]:  # nan is refused too
+        if not error < ROUNDING[their_logits.dtype]:  # nan is refused too
             raise UserError(
                 "logits_differ",
                 f"{path}: logits differ from those of transformers by {error:.2g} of their spread; this variant of "
-                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype",
+                f"{target.config.model_type!r} is not supported, or its weights overflow {dtype}: try another --dtype, "
+                "or --executor transformers",
             )
         return target
 
@@ -259,13 +180,16 @@ class Target:
 
         The median over rows, since half precision may send a row to another expert in either forward.
         """
-        self.read(ids)
-        ours = torch.cat([self.head(part) for part in self._run_parts(ids, SPLIT)]).double()
+        ours = torch.cat([self.head(part) for part in self._run_parts(ids, ids, SPLIT)]).double()
         return float(((ours - theirs).square().mean(-1).sqrt() / theirs.std(-1)).median())
 
-    def _run_parts(self, tokens: Sequence[int], split: int) -> Iterator[Tensor]:
-        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one."""
+    def _run_parts(self, prompt_ids: Sequence[int], tokens: Sequence[int], split: int) -> Iterator[Tensor]:
+        """Final residuals [rows, width] of the tokens before ``split`` and of those from it on, run one by one.
+
+        An encoder reads the prompt.
+        """
         cache = self.new_cache(len(tokens))
+        cache.encoded = self.read(prompt_ids)
         for start, part in ((0, tokens[:split]), (split, tokens[split:])):
             if part:
                 layout = self.layout(start, range(start, start + len(part)))
@@ -304,7 +228,7 @@ class Target:
     @cached_property
     def files_sha256(self) -> str:
         """Hash of the weights and of the configuration that says how they are read; of all tensors without a folder."""
-        if self.folder is not None and _weight_files(self.folder):
+        if self.folder is not None and weight_files(self.folder):
             return folder_sha256(self.folder)
         digest = hashlib.sha256()
         for tensor in self._tensors():
@@ -317,17 +241,21 @@ class Target:
         if self.positions is not None:
             yield self.positions
         for block in self.blocks:
-            yield from (*block.attention_norm.tensors, block.attention.qkv.weight, block.attention.out.weight)
-            yield from (*block.mlp_norm.tensors, *block.mlp.weights)
+            yield from (block.attention.qkv.weight, block.attention.out.weight)
+            yield from (tensor for norm in block.norms for tensor in norm.tensors)
+            yield from block.mlp.weights
+            if block.attention.sinks is not None:
+                yield block.attention.sinks
         if self.encoder is not None:
             yield from self.encoder.tensors()
 
-    def read(self, prompt_ids: Sequence[int]) -> list[int]:
-        """What the decoder's text begins with: the prompt itself, or, where an encoder reads it, a start token."""
-        if self.encoder is None:
-            return list(prompt_ids)
-        self.encoder.read(prompt_ids)
-        return [self.encoder.start]
+    def begin(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The first tokens of the decoder's text: the prompt itself, or a start token where an encoder reads it."""
+        return list(prompt_ids) if self.encoder is None else [self.encoder.start]
+
+    def read(self, prompt_ids: Sequence[int]) -> list[Encoded]:
+        """The prompt for the cross attention of each layer, see Cache; empty where no encoder reads it."""
+        return [] if self.encoder is None else self.encoder.read(prompt_ids)
 
     def new_cache(self, tokens: int) -> Cache:
         attention = self.blocks[0].attention
@@ -345,7 +273,7 @@ class Target:
         """[rows, width] of tokens alone, without what the model adds for positions."""
         ids = torch.tensor(list(tokens), device=self.device)
         rows = F.embedding(ids, self.embedding).to(self.dtype)
-        return rows if self._embedding_scale == 1.0 else rows * rows.new_tensor(self._embedding_scale)
+        return rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
 
     def layout(
         self,
@@ -354,7 +282,7 @@ class Target:
         ancestors: Sequence[Sequence[int]] | None = None,
         skip: int = 0,
     ) -> Layout:
-        where = (base, positions, ancestors, self.rotary, skip)
+        where = (base, positions, ancestors, self.rotary, skip, self.more_rotary)
         return Layout(*where) if self.encoder is None else RelativeLayout(self.encoder.biases, *where)
 
     def run(self, rows: Tensor, cache: Cache, first: int, last: int, layout: Layout) -> Tensor:
@@ -378,7 +306,7 @@ class Target:
         """The LM head for tokens ``ids`` [k] only: normed rows [rows, width] to their logits [rows, k]. It copies."""
         if self.form == "float16" and self._tied and self.lm_head.bias is None:
             # The embedding has the same weights, and is not packed: to unpack the head takes longer than a pass.
-            return Linear(self.embedding[ids.to(self.device)].to(self.dtype), None, self.form)
+            return self.lm_head.like(self.embedding[ids.to(self.device)].to(self.dtype), None, self.form)
         return self.lm_head.rows(ids)
 
     def head_table(self) -> Tensor:
@@ -393,8 +321,8 @@ class Target:
 
         The two ways differ only by rounding, which is the noise floor a near-tie is judged against.
         """
-        tokens = [*self.read(prompt_ids), *answer]
-        *_, rows = self._run_parts(tokens, len(tokens) - 1 if one_by_one else 0)
+        tokens = [*self.begin(prompt_ids), *answer]
+        *_, rows = self._run_parts(prompt_ids, tokens, len(tokens) - 1 if one_by_one else 0)
         return self.head(rows[-_HEAD_ROWS:])[-1]
 
     @torch.inference_mode()
@@ -420,7 +348,8 @@ def llama_rotary(settings: Mapping[str, Any], positions: int, like: Tensor) -> T
     config = LlamaConfig(**settings)
     check_family(config)
     rotary_emb = LlamaRotaryEmbedding(config).to(like.device)
-    return rotations(rotary_emb, family_of(config).head_dim(config), positions, like)
+    pairs = int(rotary_emb.inv_freq.numel())
+    return rotations(rotary_emb, pairs, family_of(config).head_dim(config), positions, like)
 
 
 def outline(config: Any, dtype: str = "float32") -> Target:

@@ -8,13 +8,16 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from benchctl import gguf
 from benchctl.decoding.model.families import check_family, context_tokens
+from benchctl.decoding.model.forms import check_adapter, check_folder
 from benchctl.errors import UserError, is_out_of_memory
 
 # Of the date that chat templates get: Friday, 26 July 2024, at noon.
@@ -47,6 +50,10 @@ def _byte_letters() -> dict[str, int]:
 
 
 _LETTERS = _byte_letters()
+
+
+class UnreadableText(UserError):
+    """A text that the files of a model make no ids of: its chat template, its tokenizer or its embeddings."""
 
 
 def talk(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
@@ -92,6 +99,7 @@ class TargetTokenizer:
 
     stop_sources      where each stop id comes from
     ignored_settings  of the generation configuration: transformers' generate applies them to greedy text
+    wrapper           type of the model that contains this one and reads images too; empty for a model of its own
     """
 
     def __init__(
@@ -102,14 +110,25 @@ class TargetTokenizer:
         *,
         stop_sources: Mapping[int, str] | None = None,
         ignored_settings: Sequence[str] = (),
+        wrapper: str = "",
     ) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self.wrapper = tokenizer, wrapper
         self.stop_sources, self.ignored_settings = dict(stop_sources or {}), tuple(ignored_settings)
         self.config = config
         self.context_tokens = context_tokens(config)
         self.vocabulary = int(config.vocab_size)
         self.is_encoder_decoder = bool(config.is_encoder_decoder)
         self.stop_ids = stop_ids
+
+    def check_layers(self) -> None:
+        """Raises UserError unless benchctl's own layers run this model."""
+        if self.wrapper:
+            raise UserError(
+                "unknown_family",
+                f"models of type {self.wrapper!r} read images too, and benchctl's own layers run text models alone; "
+                "`benchctl run` measures their text by --executor transformers",
+            )
+        check_family(self.config)
 
     @cached_property
     def sha256(self) -> str:
@@ -176,21 +195,39 @@ class TargetTokenizer:
         return {index: text for index, text in token_texts(self._tokenizer).items() if index < self.vocabulary}
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of a text as it is: no template, no tokens of the tokenizer's own."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+        """Ids of a text as it is: no template, no tokens of the tokenizer's own. Raises UnreadableText."""
+        return self._encode(text, add_special_tokens=False)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation that asks for the assistant's next answer.
 
         Without a chat template the contents are joined by blank lines. Special tokens are those that the template
-        writes or, without one, those that the tokenizer adds.
+        writes or, without one, those that the tokenizer adds. Raises UnreadableText.
         """
         if self._tokenizer.chat_template:
             text = chat_text(self._tokenizer, list(messages), ask=True)
-            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            ids = self._encode(text, add_special_tokens=False)
         else:
-            ids = self._tokenizer.encode("\n\n".join(message["content"] for message in messages))
-        return [int(token) for token in ids]
+            ids = self._encode("\n\n".join(message["content"] for message in messages), add_special_tokens=True)
+        return ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        with _tokenizing("read a text", text):
+            ids = [int(token) for token in self._tokenizer.encode(text, add_special_tokens=add_special_tokens)]
+        if unknown := [token for token in ids if token >= self.vocabulary]:
+            raise UnreadableText(
+                "token_without_embedding",
+                f"the text that begins with {text[:60]!r} has the token {self._tokenizer.decode(unknown[:1])!r}, id "
+                f"{unknown[0]}. The model cannot read it: its embeddings end at id {self.vocabulary - 1}. Change the "
+                "text, or use a model whose embeddings fit its tokenizer",
+            )
+        return ids
+
+    def prompt_text(self, ids: Sequence[int]) -> str:
+        """Text of a prompt with its special tokens, without a first token that the tokenizer adds to every text."""
+        added = self._tokenizer.encode("")[:1]
+        begins = 1 if added and list(ids[:1]) == added else 0
+        return str(self._tokenizer.decode(list(ids[begins:]), clean_up_tokenization_spaces=False))
 
     def begin_with_digit(self) -> list[int]:
         """The ids that go on with a number where one stands before them: with a digit, and no space before it."""
@@ -198,16 +235,36 @@ class TargetTokenizer:
         return [token_id for token_id, token in enumerate(tokens) if token and token[0].isdecimal()]
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        """Text of ``ids`` without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        """Text of ``ids`` without special tokens. Raises UnreadableText."""
+        with _tokenizing("write an answer", list(ids)):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+@contextmanager
+def _tokenizing(what: str, given: str | list[int]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a tokenizer may be any program
+        raise UnreadableText(
+            "tokenizer_failed",
+            f"the model's tokenizer cannot {what}, which begins with {given[:60]!r} ({type(error).__name__}: {error}). "
+            "Change the text, or get the model's tokenizer again",
+        ) from error
 
 
 def chat_text(tokenizer: Any, messages: list[Any], ask: bool) -> str:
-    """A conversation by the chat template, with the request for an answer if ``ask``."""
+    """A conversation by the chat template, with the request for an answer if ``ask``. Raises UnreadableText."""
     template = undated(tokenizer.get_chat_template())
-    return str(
-        tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=ask)
-    )
+    settings = {"tokenize": False, "add_generation_prompt": ask}
+    try:
+        return str(tokenizer.apply_chat_template(messages, chat_template=template, **settings))
+    except Exception as error:  # a template raises whatever its author or its mistakes make it raise
+        raise UnreadableText(
+            "refused_by_chat_template",
+            f"the model's chat template refuses the chat that begins with {messages[0]['role']}: "
+            f"{messages[0]['content'][:60]!r} ({error}). Change or leave out this chat, or use a model with another "
+            "template",
+        ) from error
 
 
 def undated(template: str) -> str:
@@ -258,11 +315,17 @@ def downloaded_file(hub_id: str, name: str) -> Path | None:
 
 
 def load_tokenizer(path: str | Path) -> TargetTokenizer:
-    """Tokenizer and configuration of a folder or hub id; UserError when there is none or the family is unknown."""
+    """Tokenizer and configuration of a folder or hub id. Raises UserError where there is none."""
     import transformers
 
-    config = from_pretrained(transformers.AutoConfig, path)
-    check_family(config)
+    if Path(path).is_dir():
+        check_folder(Path(path))
+    elif (adapter := downloaded_file(str(path), "adapter_config.json")) is not None:
+        check_adapter(path, adapter)
+    whole = from_pretrained(transformers.AutoConfig, path)
+    config = whole.get_text_config()  # of a model that reads images too, the part that answers
+    if (quantised := getattr(whole, "quantization_config", None)) is not None:
+        config.quantization_config = quantised
     tokenizer = from_pretrained(transformers.AutoTokenizer, path)
     tokenizer.model_max_length = sys.maxsize  # lengths are checked against the context, by us and with a clear error
     generation = _generation_config(path)
@@ -272,7 +335,12 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
         for name, neutral in _CHANGES_TEXT.items()
         if (value := getattr(generation, name, None)) not in (None, neutral, [], {})
     ]
-    return TargetTokenizer(tokenizer, config, frozenset(stops), stop_sources=stops, ignored_settings=ignored)
+    return TargetTokenizer(
+        *(tokenizer, config, frozenset(stops)),
+        stop_sources=stops,
+        ignored_settings=ignored,
+        wrapper="" if whole is config else whole.model_type,
+    )
 
 
 def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
@@ -296,8 +364,14 @@ def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
                 "set), and its cache does not hold it. Connect to the network, or name a local folder or an embedded "
                 "model (benchctl list models)",
             ) from error
-        lines = str(error).strip().splitlines() or ["no reason given"]
-        reason = lines[0] if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {lines[0]}"
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                "custom_code",
+                f"{path} needs program code of its own (auto_map in its config.json), which benchctl does not run. "
+                "Name a model that transformers runs itself, or use an engine (benchctl list engines).",
+            ) from error
+        text = textwrap.shorten(str(error), 400, placeholder=" ...") or "no reason given"
+        reason = text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
         raise UserError("model_not_loadable", f"cannot load {path}: {reason}") from error
 
 

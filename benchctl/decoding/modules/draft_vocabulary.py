@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchctl.decoding.model.kernels import Linear
-from benchctl.decoding.model.target import DRAFT_VOCABULARY, Target
+from benchctl.decoding.model.loading import DRAFT_VOCABULARY
+from benchctl.decoding.model.target import Target
 from benchctl.errors import UserError
 
 

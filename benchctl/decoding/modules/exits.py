@@ -264,6 +264,8 @@ class ExitPolicy(ExitHeads, AdaptiveDepth, Speculative, MonotoneThreshold):
                 break  # every row has run all layers now: this token is the target's own, the bonus of this step
             chain.add(view.logits)
             context.stream.push(chain.tokens[-1:])
+            if chain.ended:
+                break
         return chain.draft()
 
     def step(self, context: Context) -> Sequence[int]:

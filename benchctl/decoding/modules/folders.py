@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchctl.decoding.model.target import DRAFT_VOCABULARY, Target, TargetInfo
+from benchctl.decoding.model.loading import DRAFT_VOCABULARY
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.modules.draft_vocabulary import UsesDraftVocabulary
 from benchctl.decoding.modules.others import CONFIG, EAGLE_WEIGHTS, MEDUSA_WEIGHTS, modules_folder, weights_file
 from benchctl.decoding.modules.trainable import Trainable

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import cycle, islice
 
-from benchctl.decoding.model.tokenizer import TargetTokenizer, talk
+from benchctl.decoding.model.tokenizer import TargetTokenizer, UnreadableText, talk
 from benchctl.errors import UserError
 from benchctl.measuring.prompts.suites import Suite
 from benchctl.measuring.settings import LongPrompts
 
 _LISTED = 20
 # What fit_suite puts behind an origin.
-_REMARK = re.compile(r", (?:\d+ longer than the context (?:left out|cut)|later turns cut where too long)$")
+_REMARK = re.compile(
+    r"(?:, \d+ that the model cannot read left out)?"
+    r"(?:, (?:\d+ longer than the context (?:left out|cut)|later turns cut where too long))?$"
+)
 
 
 def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) -> list[int]:
@@ -28,6 +31,11 @@ def cut_prompt(prompt_ids: list[int], context_tokens: int, max_new_tokens: int) 
     return prompt_ids if len(prompt_ids) < context_tokens else prompt_ids[room - context_tokens :]
 
 
+def unanswered_ids(tokenizer: TargetTokenizer, turns: Sequence[str]) -> list[int]:
+    """Ids of a chat whose answers are not known yet. They count as a full stop: some templates refuse empty answers."""
+    return tokenizer.encode_chat(talk(turns, ["."] * (len(turns) - 1)))
+
+
 def fit_suite(
     suite: Suite,
     tokenizer: TargetTokenizer,
@@ -37,17 +45,23 @@ def fit_suite(
 ) -> Suite:
     """The suite as it will be measured. Its origin, which the run records, says how many prompts were left out or cut.
 
-    `room_tokens` of the context (default: all) are for prompt and answer. Raises UserError if a prompt is too long and
-    the policy is "error", or if no prompt would be left.
+    A prompt that the files of the model cannot read is left out. `room_tokens` of the context (default: all) are for
+    prompt and answer. Raises UserError if a prompt is too long and the policy is "error", or if no prompt would be
+    left.
     """
     context = tokenizer.context_tokens
     room = context if room_tokens is None else room_tokens
-    long_prompts: dict[str, int] = {}
+    long_prompts, unreadable = dict[str, int](), dict[str, UnreadableText]()
     for prompt in suite.prompts:
-        # The last turn contains all earlier ones. Their unknown answers count as empty.
-        tokens = len(tokenizer.encode_chat(talk(prompt.turns, [""] * (len(prompt.turns) - 1))))
+        try:
+            tokens = len(unanswered_ids(tokenizer, prompt.turns))  # the last turn contains all earlier ones
+        except UnreadableText as problem:
+            unreadable[prompt.id] = problem
+            continue
         if tokens >= room:  # no room for a new token
             long_prompts[prompt.id] = tokens
+    if unreadable:
+        suite = _without(suite, unreadable, notify)
     if not long_prompts:
         chats = policy == "cut" and any(len(prompt.turns) > 1 for prompt in suite.prompts)
         return replace(suite, origin=f"{suite.origin}, later turns cut where too long") if chats else suite
@@ -69,6 +83,19 @@ def fit_suite(
         )
     remark = f"{len(long_prompts)} longer than the context {'left out' if policy == 'skip' else 'cut'}"
     notify(f"{suite.name}: {len(suite.prompts)} prompts, {remark}")
+    return replace(suite, prompts=kept, origin=f"{suite.origin}, {remark}")
+
+
+def _without(suite: Suite, unreadable: Mapping[str, UnreadableText], notify: Callable[[str], None]) -> Suite:
+    """The suite without these prompts. Raises the first problem where no other prompt is left."""
+    kept = tuple(prompt for prompt in suite.prompts if prompt.id not in unreadable)
+    for prompt_id, problem in islice(unreadable.items(), _LISTED):
+        if not kept:
+            raise UnreadableText(problem.id, f"No prompt of {suite.name} can be measured. {prompt_id}: {problem}.")
+        notify(f"{suite.name}: prompt {prompt_id} is left out: {problem}.")
+    if len(unreadable) > _LISTED:
+        notify(f"{suite.name}: {len(unreadable) - _LISTED} more prompts are left out for such reasons.")
+    remark = f"{len(unreadable)} that the model cannot read left out"
     return replace(suite, prompts=kept, origin=f"{suite.origin}, {remark}")
 
 

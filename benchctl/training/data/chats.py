@@ -246,14 +246,7 @@ class ChatFormat:
         if not self._tokenizer.chat_template:
             return "\n\n".join(message.content for message in messages)
         fields = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            return chat_text(self._tokenizer, fields, ask)
-        except Exception as error:  # a template raises whatever its author or its mistakes make it raise
-            raise UserError(
-                "refused_by_chat_template",
-                f"the chat template of the target refuses this chat: {error}. Change or leave out the record that "
-                f"begins with {messages[0].role}: {messages[0].content[:60]!r}",
-            ) from error
+        return chat_text(self._tokenizer, fields, ask)
 
     def _encode_heads(self, texts: Sequence[str]) -> list[Tokens]:
         return self.encode(texts, special=not self._tokenizer.chat_template)

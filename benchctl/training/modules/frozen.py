@@ -10,22 +10,24 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import context_tokens, family_of
-from benchctl.decoding.model.families.t5 import decoder_start, head_scale
+from benchctl.decoding.model.families.t5 import decoder_start
+from benchctl.decoding.model.forms import dequantising, quantised_form
 from benchctl.decoding.model.layers import Layer
-from benchctl.decoding.model.target import DTYPES, Target, TargetInfo, check_complete, quiet
+from benchctl.decoding.model.loading import DTYPES, check_complete, in_dtype, quiet
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, from_pretrained, load_tokenizer
 from benchctl.decoding.modules.folders import check_sizes, shares
 from benchctl.decoding.modules.trainable import TeacherOutput, Trainable, TrainingBatch
@@ -33,7 +35,7 @@ from benchctl.errors import UserError
 from benchctl.registry import METHODS, Label, method_class, names
 from benchctl.training.data.chats import ChatFormat, EncoderChat
 from benchctl.training.data.packing import Batch
-from benchctl.training.modules.objective import HeldOut, mean_loss
+from benchctl.training.modules.objective import HeldOut, head_rows, inputs_of, mean_loss
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def find_target(name_or_path: str, encoders: bool = False) -> TargetFiles:
     """
     path = bundled.resolve(name_or_path)
     tokenizer = load_tokenizer(path)
+    tokenizer.check_layers()
     if tokenizer.is_encoder_decoder and not encoders:
         kinds = {name: method_class(name) for name in names(METHODS)}
         known = [name for name, kind in kinds.items() if kind.supports_encoder_decoder and issubclass(kind, Trainable)]
@@ -131,11 +134,14 @@ def load_target(files: TargetFiles, device: torch.device, dtype: str) -> FrozenT
     What decoding makes of the weights, only to be asked who the target is, is made and dropped on the CPU: a GPU never
     holds both.
     """
-    options = {"dtype": DTYPES[dtype], "attn_implementation": "sdpa", "output_loading_info": True}
+    options = {"dtype": DTYPES[dtype], "output_loading_info": True}
+    options["attn_implementation"] = family_of(files.config).training_attention
     with quiet() if isinstance(files.path, Path) else nullcontext():  # a download keeps its bar
         kind = AutoModelForSeq2SeqLM if files.tokenizer.is_encoder_decoder else AutoModelForCausalLM
-        model, loading = from_pretrained(kind, files.path, **options)
+        model, loading = from_pretrained(kind, files.path, **options, **dequantising(files.config))
     check_complete(files.path, loading)
+    if quantised_form(files.config):
+        in_dtype(model, DTYPES[dtype])
     model = model.eval().requires_grad_(False)
     decoding = Target(model, files.tokenizer, files.folder)
     info, weights_sha256 = decoding.info, decoding.weights_sha256
@@ -172,13 +178,13 @@ class BatchMaker:
             states=states,
             final=self._norm(states[-1]),
             norm=self._norm,
-            head=self._head_rows(None),
+            head=head_rows(self._target, None),
             layer=self._layer,
             rotary=self._rotate,
             stored_teacher=teacher,
             draft_ids=self.draft_ids,
             draft_rows=self._draft_rows,
-            head_rows=self._head_rows,
+            head_rows=partial(head_rows, self._target),
         )
 
     def draft_over(self, ids: Tensor | None) -> dict[str, str]:
@@ -186,14 +192,8 @@ class BatchMaker:
         if ids is None:
             return {}
         self.draft_ids = ids.to(self._device, torch.int64)
-        self._draft_rows = self._head_rows(self.draft_ids)
+        self._draft_rows = head_rows(self._target, self.draft_ids)
         return {"draft vocabulary": hashlib.sha256(ids.to("cpu", torch.int64).numpy().tobytes()).hexdigest()[:16]}
-
-    def _head_rows(self, ids: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """The LM head of these tokens, or of all. It reads states of any precision: modules keep theirs in float32."""
-        head = self._target.get_output_embeddings()
-        weight, bias = (part if part is None or ids is None else part[ids] for part in (head.weight, head.bias))
-        return lambda normed: functional.linear(normed.to(weight.dtype), weight, bias)
 
     def _teacher_pass(self, batch: Batch) -> tuple[Sequence[Tensor], TeacherOutput | None]:
         """The residuals, and the target's predictions where a store has them."""
@@ -207,12 +207,14 @@ class BatchMaker:
         """layers + 1 residuals [rows, row_tokens, width]."""
         body = self._target.base_model
         with residuals(family_of(self._target.config).stack(self._target)) as states:
-            body(input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False)
+            body(**inputs_of(self._target, batch))
         return states
 
     def _norm(self, residual: Tensor) -> Tensor:
-        normed: Tensor = family_of(self._target.config).final_norm(self._target)(residual)
-        return normed
+        config = self._target.config
+        normed: Tensor = family_of(config).final_norm(self._target)(residual)
+        scale = family_of(config).head_scale(config)
+        return normed if scale == 1.0 else normed * scale
 
     def _layer(self, index: int) -> Layer:
         """Read when first asked for: its products are copies, and no method needs all of a large target's layers."""
@@ -223,7 +225,7 @@ class BatchMaker:
     def _rotate(self, positions: Tensor) -> Tensor:
         if self._rotary is None:
             config, weight = self._target.config, self._target.get_input_embeddings().weight
-            self._rotary = family_of(config).rotary(self._target, context_tokens(config), weight.dtype)
+            self._rotary = family_of(config).tables(self._target, context_tokens(config), weight.dtype)[0]
         return self._rotary[positions]
 
 
@@ -336,7 +338,7 @@ class EncoderBatches(BatchMaker):
 
     def _norm(self, residual: Tensor) -> Tensor:
         normed: Tensor = self._target.decoder.final_layer_norm(residual)
-        return normed * head_scale(self._target.config)
+        return normed * family_of(self._target.config).head_scale(self._target.config)
 
     def _layer(self, index: int) -> NoReturn:
         raise UserError(

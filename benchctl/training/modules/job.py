@@ -15,7 +15,8 @@ from transformers import AutoConfig
 from benchctl import bundled
 from benchctl.decoding.method import Method, why_unsupported
 from benchctl.decoding.model.families import check_family
-from benchctl.decoding.model.target import DTYPES, outline
+from benchctl.decoding.model.loading import DTYPES
+from benchctl.decoding.model.target import outline
 from benchctl.decoding.model.tokenizer import from_pretrained
 from benchctl.decoding.modules.draft_vocabulary import (
     DraftVocabulary,

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchctl.decoding.drafting.grow import wide
+from benchctl.decoding.model.families import family_of
+from benchctl.decoding.model.kernels import capped
 from benchctl.decoding.modules.losses import divergences, wanted_shares
 from benchctl.decoding.modules.trainable import Tally, TrainingBatch
 from benchctl.training.data.packing import Batch
@@ -48,10 +50,17 @@ def loss_weights(batch: Batch) -> Tensor:
     return batch.weights[:, 1:] * within
 
 
+def inputs_of(model: Any, batch: Batch) -> dict[str, Any]:
+    """A batch as a causal language model of transformers reads it; no document sees another."""
+    mask = batch.mask
+    if model.config._attn_implementation == "eager":  # it adds the mask to the scores, True as 1
+        mask = torch.zeros_like(mask, dtype=model.dtype).masked_fill_(~mask, torch.finfo(model.dtype).min)
+    return {"input_ids": batch.tokens, "attention_mask": mask, "position_ids": batch.positions, "use_cache": False}
+
+
 def logits_of(module: nn.Module, batch: Batch) -> Tensor:
-    """Logits [rows, row_tokens, vocabulary] of a causal language model; no document sees another."""
-    output = module(input_ids=batch.tokens, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False)
-    logits = output.logits
+    """Logits [rows, row_tokens, vocabulary] of a causal language model."""
+    logits = module(**inputs_of(module, batch)).logits
     assert isinstance(logits, Tensor)
     return logits
 
@@ -109,14 +118,26 @@ def draft_logits(module: Any, batch: Batch, ids: Tensor | None, exits: Sequence[
     """
     if ids is None and not exits:
         return [logits_of(module, batch)]
-    how = {"attention_mask": batch.mask, "position_ids": batch.positions, "use_cache": False}
-    output = module.base_model(input_ids=batch.tokens, output_hidden_states=bool(exits), **how)
-    normed = [*(module.base_model.norm(output.hidden_states[layer]) for layer in exits), output.last_hidden_state]
-    head = module.get_output_embeddings()
-    if ids is None:
-        return [head(states) for states in normed]
-    bias = None if head.bias is None else head.bias[ids]
-    return [functional.linear(states, head.weight[ids], bias) for states in normed]
+    output = module.base_model(**inputs_of(module, batch), output_hidden_states=bool(exits))
+    norm = family_of(module.config).final_norm(module)
+    normed = [*(norm(output.hidden_states[layer]) for layer in exits), output.last_hidden_state]
+    head, scale = head_rows(module, ids), family_of(module.config).head_scale(module.config)
+    return [head(states * scale) for states in normed]
+
+
+def head_rows(model: Any, ids: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The LM head of the tokens ``ids`` [k], or of all, for states of any precision: modules keep theirs in float32.
+
+    It reads what the final norm gives, times Family.head_scale.
+    """
+    head, cap = model.get_output_embeddings(), family_of(model.config).head_cap(model.config)
+    weight, bias = (part if part is None or ids is None else part[ids] for part in (head.weight, head.bias))
+
+    def logits(normed: Tensor) -> Tensor:
+        product = functional.linear(normed.to(weight.dtype), weight, bias)
+        return product if cap is None else capped(product, cap)
+
+    return logits
 
 
 def measure_held_out(

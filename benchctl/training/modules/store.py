@@ -26,6 +26,7 @@ from benchctl.errors import UserError
 from benchctl.training.checkpoint import Notify, kept, locked
 from benchctl.training.data.packing import FULL, Batch, Piece, batch_of, constant, fill_rows
 from benchctl.training.modules.frozen import BatchMaker, FrozenTarget
+from benchctl.training.modules.objective import head_rows
 
 VERSION = 1
 _ROOM = "free some space or give a smaller --store-gb"
@@ -289,7 +290,7 @@ class StoredBatches(BatchMaker):
             batch = batch_of(part, width, 0).to(self._device)
             with torch.autocast(self._device.type, enabled=False):
                 states = self._states(batch)
-                teacher = top_and_normalizer(self._target.get_output_embeddings(), self._norm(states[-1]))
+                teacher = top_and_normalizer(head_rows(self._target, None), self._norm(states[-1]))
             for line, row in enumerate(part):
                 end = 0
                 for piece in row:

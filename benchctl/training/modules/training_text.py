@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchctl.decoding.sampling import check_temperature
 from benchctl.errors import UserError
 from benchctl.training.data.chats import ChatFormat
 from benchctl.training.data.packing import (
@@ -104,6 +105,7 @@ class TrainingText:
         Raises UserError, before the weights are read where that is possible, for what would come to nothing after hours
         of answering: a run that cannot be resumed, a step that cannot be shared, prompts that are none or too long.
         """
+        check_temperature(self.options.self_distil_temperature)
         stages, dtype = (stage_of(self.options),), target_dtype(self.options)
         known = {**facts, "text": self.fact, "target dtype": dtype}
         known |= data_facts(self.corpus, self.chat)

@@ -8,7 +8,10 @@ from functools import cache
 from typing import Any
 
 from benchctl.decoding.model.families.family import Family
+from benchctl.decoding.model.forms import check_quantised
 from benchctl.errors import UserError
+
+_UNKNOWN = Family()
 
 
 @cache
@@ -26,19 +29,26 @@ def known() -> dict[str, Family]:
 def family_of(config: Any) -> Family:
     """The family of a configuration. Raises UserError for a type that is not known."""
     if config.model_type not in known():
-        message = f"models of type {config.model_type!r} are not supported; known: {', '.join(sorted(known()))}"
-        raise UserError("unknown_family", message)
+        raise UserError(
+            "unknown_family",
+            f"models of type {config.model_type!r} have no layers of benchctl's own, which this needs; known: "
+            f"{', '.join(sorted(known()))}. `benchctl run` measures others by --executor transformers",
+        )
     return known()[config.model_type]
+
+
+def facts_of(config: Any) -> Family:
+    """The family of a configuration or, for a type that is not known, what the usual names of its fields say."""
+    return known().get(config.model_type, _UNKNOWN)
 
 
 def check_family(config: Any) -> None:
     """UserError unless the configuration is of a family, and of a variant, that our layers reproduce."""
     family = family_of(config)
-    if getattr(config, "quantization_config", None):
-        raise UserError("quantised_checkpoint", "quantised checkpoints are not supported; name the unquantised model")
+    check_quantised(config)
     family.check(config)
 
 
 def context_tokens(config: Any) -> int:
     """Positions the model can take."""
-    return family_of(config).context_tokens(config)
+    return facts_of(config).context_tokens(config)

@@ -23,10 +23,10 @@ class LearnedPositions(LayerNorms):
     def rotated(self, model: Any) -> int:
         return 0
 
-    def rotary(self, model: Any, positions: int, dtype: torch.dtype) -> Tensor:
+    def tables(self, model: Any, positions: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         angles = torch.complex128 if dtype == torch.float64 else torch.complex64
         pairs = self.head_dim(model.config) // 2
-        return torch.ones(positions, pairs, dtype=angles, device=model.get_input_embeddings().weight.device)
+        return (torch.ones(positions, pairs, dtype=angles, device=model.get_input_embeddings().weight.device),)
 
 
 class Gpt2(LearnedPositions):

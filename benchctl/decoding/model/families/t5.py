@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,7 +37,11 @@ class T5(Family):
     def activation(self, config: Any) -> str:
         return str(config.dense_act_fn)
 
-    def read(self, model: Any, form: Form, release: bool = False) -> Parts:
+    def head_scale(self, config: Any) -> float:
+        """The oldest T5 multiply what the head reads by width ** -0.5."""
+        return float(config.d_model**-0.5) if getattr(config, "scale_decoder_outputs", False) else 1.0
+
+    def read(self, model: Any, form: Form, release: bool = False, blocks: Sequence[Layer] = ()) -> Parts:
         decoder, config = model.decoder, model.config
         crosses = [_read_cross(block.layer[1], config, form) for block in decoder.block]
         blocks = [self._layer(block, cross, config, form) for block, cross in zip(decoder.block, crosses, strict=True)]
@@ -50,7 +55,7 @@ class T5(Family):
             embedding=embedding,
             embedding_scale=1.0,
             blocks=blocks,
-            final_norm=Norm(last.weight * head_scale(config), last.variance_epsilon),
+            final_norm=Norm(last.weight * self.head_scale(config), last.variance_epsilon),
             lm_head=Linear(model.lm_head.weight, None, form),
             rotary=torch.ones(tokens, config.d_kv // 2, dtype=wide, device=embedding.device),
             encoder=Encoder(model.encoder, crosses, decoder_start(model), biases),
@@ -93,11 +98,6 @@ def decoder_start(model: Any) -> int:
         "the model's configuration does not say which token its decoder begins with; add decoder_start_token_id, or "
         "pad_token_id, to its config.json",
     )
-
-
-def head_scale(config: Any) -> float:
-    """The oldest T5 multiply what the head reads by width ** -0.5: here that is part of the final norm."""
-    return float(config.d_model**-0.5) if getattr(config, "scale_decoder_outputs", False) else 1.0
 
 
 def _read_cross(layer: Any, config: Any, form: Form) -> CrossAttention:
