@@ -16,7 +16,6 @@ from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny import tiny_folder
 
-from benchctl.decoding.model import forms
 from benchctl.decoding.model.opaque import OpaqueTarget, check_opaque
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import load_tokenizer
@@ -40,7 +39,8 @@ def rewrite(folder: Path, weights: dict[str, torch.Tensor]) -> None:
 
 
 def blocks_of(weight: torch.Tensor) -> torch.Tensor:
-    return weight.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    rows, columns = weight.shape
+    return weight.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
 
 
 def fp8_and_plain(path: Path) -> tuple[Path, Path]:
@@ -64,7 +64,12 @@ def fp8_and_plain(path: Path) -> tuple[Path, Path]:
 
 def mxfp4_and_plain(path: Path) -> tuple[Path, Path]:
     """A gpt-oss whose experts have two values in a byte and one power of two for 32 values, and one with the values."""
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 2, "num_experts_per_tok": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 2,
+    }
     folders = tuple(tiny_folder(path / name, "gpt_oss", **sizes) for name in ("mxfp4", "plain"))
     generator = torch.Generator().manual_seed(3)
     stored = load_file(folders[0] / "model.safetensors")
@@ -128,7 +133,7 @@ def test_forms_that_stand_for_no_plain_values_here_are_refused(form: str, tmp_pa
 def test_a_missing_package_is_named(form: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = configure(tiny_folder(tmp_path), quantization_config={"quant_method": form})
     without = package.replace("-", "_")
-    monkeypatch.setattr(forms.importlib.util, "find_spec", lambda name: None if name == without else find_spec(name))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == without else find_spec(name))
     with refused("quantised_checkpoint", form, f"pip install {package}"):
         load_tokenizer(folder).check_layers()
 
