@@ -64,7 +64,7 @@ def fp8_and_plain(path: Path) -> tuple[Path, Path]:
 
 def mxfp4_and_plain(path: Path) -> tuple[Path, Path]:
     """A gpt-oss whose experts have two values in a byte and one power of two for 32 values, and one with the values."""
-    sizes: dict[str, Any] = {
+    """A gpt-oss whose experts have two values in a byte and a power of two for 32 values, and one with the values."""
         "hidden_size": 64,
         "intermediate_size": 64,
         "num_local_experts": 2,
