@@ -63,13 +63,9 @@ def fp8_and_plain(path: Path) -> tuple[Path, Path]:
 
 
 def mxfp4_and_plain(path: Path) -> tuple[Path, Path]:
-    """A gpt-oss whose experts have two values in a byte and one power of two for 32 values, and one with the values."""
-    """A gpt-oss whose experts have two values in a byte and a power of two for 32 values, and one with the values."""
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 2,
-    }
+    """A gpt-oss whose experts have two values in a byte and a power of two for 32, and one with these values."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64}
+    sizes |= {"num_local_experts": 2, "num_experts_per_tok": 2}
     folders = tuple(tiny_folder(path / name, "gpt_oss", **sizes) for name in ("mxfp4", "plain"))
     generator = torch.Generator().manual_seed(3)
     stored = load_file(folders[0] / "model.safetensors")
