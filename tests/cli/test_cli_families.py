@@ -30,7 +30,7 @@ def test_a_run_measures_the_answers_of_transformers(family: str, here: Path) -> 
     assert [row.error for row in rows] == [None] * len(rows) and {row.label for row in rows} == {*LABELS}
     assert {row.verdict for row in rows if row.label != LABELS[0]} == {"identical"}
     prompt = Target.load(here / family).tokenizer.encode_chat([{"role": "user", "content": "Say something."}])
-    model: Any = AutoModelForCausalLM.from_pretrained(here / family).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(here / family)
     answer = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(prompt) :]
     (plain,) = (row for row in rows if (row.label, row.prompt_id) == (LABELS[0], "short"))
     assert list(plain.token_ids) == answer.tolist()
