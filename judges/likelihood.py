@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from benchctl import bundled
 from benchctl.decoding.model.likelihood import likelihood
 from benchctl.decoding.model.loading import files_sha256, form_sha256
+from benchctl.decoding.model.opaque import OpaqueTarget
 from benchctl.decoding.model.target import Target
 from benchctl.decoding.model.tokenizer import TargetTokenizer, load_tokenizer, talk
 from benchctl.errors import UserError
@@ -79,7 +80,11 @@ class Likelihood(GradingJudge):
         """The target of a run, in its dtype."""
         key = run.target.weights_sha256, run.dtype
         if key not in self._targets:
-            target = Target.load(self._path(run), dtype=run.dtype, device=self.device, weights=run.weights or "auto")
+            options = {"dtype": run.dtype, "device": self.device}
+            if run.executor == "transformers":
+                target: Target = OpaqueTarget.load_whole(self._path(run), **options)
+            else:
+                target = Target.load(self._path(run), **options, weights=run.weights or "auto")
             self._check_same("weights", target.weights_sha256, run.target.weights_sha256, run)
             self._targets[key] = target
         return self._targets[key]

@@ -59,13 +59,12 @@ def build_from_target(target: PreTrainedModel, layers: Sequence[int]) -> PreTrai
         dense = [index for index, layer in enumerate(layers) if not family.has_experts(target.config, layer)]
         settings |= {"mlp_only_layers": dense, "decoder_sparse_step": 1}
     model = _from_config(type(target.config).from_dict(settings))
-    source: Any = target
-    own: Any = model
-    own.base_model.embed_tokens.load_state_dict(source.base_model.embed_tokens.state_dict())
-    own.base_model.norm.load_state_dict(source.base_model.norm.state_dict())
+    source, copied = family_of(target.config).stack(target), family_of(target.config).stack(model)
+    inside = next(name for name, module in target.named_modules() if module is source)
+    around = {name: weight for name, weight in target.state_dict().items() if not name.startswith(f"{inside}.")}
+    model.load_state_dict(around, strict=False)
     for index, layer in enumerate(layers):
-        own.base_model.layers[index].load_state_dict(source.base_model.layers[layer].state_dict())
-    own.get_output_embeddings().load_state_dict(source.get_output_embeddings().state_dict())
+        copied[index].load_state_dict(source[layer].state_dict())
     return model
 
 

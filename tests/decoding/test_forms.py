@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from dataclasses import replace
@@ -64,13 +63,9 @@ def fp8_and_plain(path: Path) -> tuple[Path, Path]:
 
 
 def mxfp4_and_plain(path: Path) -> tuple[Path, Path]:
-    """A gpt-oss whose experts have two values in a byte and one power of two for 32 values, and one with the values."""
-    sizes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 2,
-    }
+    """A gpt-oss whose experts have two values in a byte and a power of two for 32, and one with these values."""
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64}
+    sizes |= {"num_local_experts": 2, "num_experts_per_tok": 2}
     folders = tuple(tiny_folder(path / name, "gpt_oss", **sizes) for name in ("mxfp4", "plain"))
     generator = torch.Generator().manual_seed(3)
     stored = load_file(folders[0] / "model.safetensors")
@@ -134,7 +129,7 @@ def test_forms_that_stand_for_no_plain_values_here_are_refused(form: str, tmp_pa
 def test_a_missing_package_is_named(form: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = configure(tiny_folder(tmp_path), quantization_config={"quant_method": form})
     without = package.replace("-", "_")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == without else find_spec(name))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == without else find_spec(name))
     with refused("quantised_checkpoint", form, f"pip install {package}"):
         load_tokenizer(folder).check_layers()
 

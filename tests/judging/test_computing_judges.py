@@ -76,10 +76,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_folder(tmp_path_factory.mktemp("judges") / "target", max_position_embeddings=256)
 
 
+@pytest.mark.parametrize("executor", ["static", "transformers"])
 @pytest.mark.parametrize("token_ids", [(40, 7, 300, 12), (40, 7, 300, STOP), (STOP,)], ids=["cut", "ended", "empty"])
-def test_likelihood_is_the_mean_over_the_answers_own_tokens_and_stop(target: Path, token_ids: tuple[int, ...]) -> None:
+def test_likelihood_is_the_mean_over_the_answers_own_tokens_and_stop(
+    target: Path, token_ids: tuple[int, ...], executor: str
+) -> None:
     """Whatever its text would be in the tokenizer's own spelling: it is the method's tokens that are judged."""
-    run, judge = run_of(target), Likelihood(model=str(target))
+    run, judge = run_of(target, executor=executor), Likelihood(model=str(target))
     judge.prepare(place(run))
     row = row_of(target, ["Say something."], [], token_ids)
     found = judge.grade(run, [row], Question(turns=("Say something.",), first=(row.text,)))

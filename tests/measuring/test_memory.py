@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -185,7 +186,8 @@ def test_loading_takes_little_more_than_what_is_held(
     """
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "100000")
     folder, small = tmp_path / "wide", tiny_folder(tmp_path / "small", "qwen3")
-    tiny_folder(folder, "qwen3", hidden_size=512, intermediate_size=2048, layers=24, vocab_size=8000)
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2048, "layers": 24, "vocab_size": 8000}
+    tiny_folder(folder, "qwen3", **sizes)
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     kept = dict(option.split("=") for option in options)
     config, dtype = load_tokenizer(folder).config, kept.get("dtype", "float32")

@@ -48,6 +48,8 @@ from benchctl.conformance.random_models import FEW_TOKENS, RandomModels, random_
 from benchctl.decoding.batch import why_not_batched
 from benchctl.decoding.kv.stream import Stream
 from benchctl.decoding.loop import DecodeRequest, decode
+from benchctl.decoding.method import why_unsupported
+from benchctl.decoding.model.families import family_of
 from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.decoding.sampling import Sampling
 from benchctl.registry import build, builtin_names, method_class, parse_label
@@ -61,6 +63,13 @@ OTHER_MODELS = (
 )
 MODELS = (("llama", 0), *(pytest.param(*model, marks=pytest.mark.slow) for model in OTHER_MODELS))
 FIRST = {parse_label(label).name: label for label in (*EXACT, *LOSSY)[::-1]}.values()  # one label of each method
+# Learned positions; an MLP next to attention; norms that subtract a mean. Methods that take layers apart refuse them.
+UNLIKE_LLAMA = [
+    pytest.param(label, family, marks=pytest.mark.slow)
+    for family in ("gpt2", "phi_norms")
+    for label in dict.fromkeys((*FIRST, *(label for label in EXACT + LOSSY if label.startswith("early_exit"))))
+    if why_unsupported(build(label), TargetInfo.of(tiny_config(family, layers=LAYERS))) is None
+]
 CONDUCT = [name for name in ON_A_TARGET if name not in ("greedy", "sampled", "engaged")]
 SAMPLED = (
     "autoregressive",
@@ -174,6 +183,16 @@ def test_limits_stops_prompts_seeds_batches_change_nothing(label: str, family: s
     skipped = {check for check, finding in findings.items() if isinstance(finding, Skipped)}
     lossy, alone = build(label).exactness == "lossy", why_not_batched(build(label)) is not None
     assert skipped == {*(["cache"] if lossy else []), *(["batches"] if alone else [])}
+
+
+@pytest.mark.parametrize(("label", "family"), UNLIKE_LLAMA)
+def test_layers_unlike_llama_s_change_no_conduct(
+    label: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if label in EXACT:
+        claims_exact(label, monkeypatch)
+    findings = [look(check, label, family, 1, tmp_path) for check in ("greedy", *CONDUCT)]
+    assert [finding for finding in findings if isinstance(finding, Deviation)] == []
 
 
 OTHER_LAYERS = TargetInfo.of(tiny_config("olmo3", layers=LAYERS))
@@ -417,7 +436,8 @@ class Audit:
         for kv, length, absent, fresh in zip(cache.kv, cache.lengths, cache.absent, cached, strict=True):
             assert length <= len(text)
             held = [slot for slot in range(length) if slot not in absent]
-            assert (kv[:, held] - _interleaved(fresh, cache.kv_heads)[:, held]).abs().max() < 1e-12
+            rotated = family_of(naive.model.config).rotated(naive.model)
+            assert (kv[:, held] - _interleaved(fresh, cache.kv_heads, rotated)[:, held]).abs().max() < 1e-12
         assert stream.length == len(text)
         self._check_open_rows(stream, naive, text)
 
@@ -439,10 +459,18 @@ class Audit:
             assert (state - states[ran, stream.base + row]).abs().max() < 1e-12
 
 
-def _interleaved(fresh: Tensor, kv_heads: int) -> Tensor:
-    """Keys with the two halves of each rotated pair side by side, as benchctl stores them; values as they are."""
-    keys = torch.stack(fresh[:kv_heads].chunk(2, dim=-1), dim=-1).flatten(-2)
-    return torch.cat((keys, fresh[kv_heads:]))
+def _interleaved(fresh: Tensor, kv_heads: int, rotated: int) -> Tensor:
+    """Keys with the two halves of each rotated pair side by side, as benchctl stores them; all else as it is."""
+    keys, values = fresh[:kv_heads], fresh[kv_heads:]
+    pairs = torch.stack(keys[..., :rotated].chunk(2, dim=-1), dim=-1).flatten(-2)
+    return torch.cat((torch.cat((pairs, keys[..., rotated:]), -1), values))
+
+
+@pytest.mark.parametrize(("label", "family"), [each for each in UNLIKE_LLAMA if each.values[0] not in SKIPPING])
+def test_every_commit_does_so_on_layers_unlike_llama_s(
+    monkeypatch: pytest.MonkeyPatch, label: str, family: str
+) -> None:
+    test_every_commit_leaves_the_cache_as_if_rejected_rows_had_never_been(monkeypatch, label, family, 1)
 
 
 @pytest.mark.parametrize(("family", "seed"), FIRST_FAST)

@@ -40,7 +40,7 @@ from benchctl.training.train_options import Provenance, TeacherOptions
 from reference.recipe import ReferenceRecipe
 
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "gemma", "olmoe", "qwen3")
+FAMILIES = ("llama", "gemma", "olmoe", "qwen3", "gpt_neox", "phi", "gpt2", "opt")
 # Two documents and padding in the first row, one document in the second.
 SIZES = ((5, 6), (9,))
 TOKENS = 12

@@ -31,6 +31,8 @@ SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attenti
 class Given(nn.Module):
     """Chooses these tokens, whatever is read: their logits are 1, the others 0."""
 
+    config = SimpleNamespace(_attn_implementation="sdpa")
+
     def __init__(self, choices: list[int]) -> None:
         super().__init__()
         self._logits = functional.one_hot(torch.tensor(choices), 3).float()

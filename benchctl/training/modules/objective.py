@@ -119,7 +119,8 @@ def draft_logits(module: Any, batch: Batch, ids: Tensor | None, exits: Sequence[
     if ids is None and not exits:
         return [logits_of(module, batch)]
     output = module.base_model(**inputs_of(module, batch), output_hidden_states=bool(exits))
-    normed = [*(module.base_model.norm(output.hidden_states[layer]) for layer in exits), output.last_hidden_state]
+    norm = family_of(module.config).final_norm(module)
+    normed = [*(norm(output.hidden_states[layer]) for layer in exits), output.last_hidden_state]
     head, scale = head_rows(module, ids), family_of(module.config).head_scale(module.config)
     return [head(states * scale) for states in normed]
 
