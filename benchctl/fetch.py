@@ -11,7 +11,7 @@ from pathlib import Path
 from benchctl import bundled, gguf
 from benchctl.bundled import Package, PackModel
 from benchctl.decoding.model.opaque import check_runs
-from benchctl.decoding.model.tokenizer import from_pretrained, hub_reachable
+from benchctl.decoding.model.tokenizer import from_pretrained, hub_reachable, text_config
 from benchctl.errors import UserError
 
 # What a model of the hub is made of; no code of it is downloaded or run.
@@ -89,7 +89,7 @@ def fetch_from_hub(hub_id: str, notify: gguf.Notify) -> Path:
             f"cannot download {hub_id}: the model hub cannot be reached, or HF_HUB_OFFLINE is set. Connect to the "
             "network and unset it, or copy the model's folder here and name it with --model",
         )
-    check_runs(from_pretrained(transformers.AutoConfig, hub_id).get_text_config())
+    check_runs(text_config(from_pretrained(transformers.AutoConfig, hub_id)))
     try:
         files = HfApi().model_info(hub_id, files_metadata=True).siblings or []
         wanted = [file for file in files if "/" not in file.rfilename and not file.rfilename.startswith("consolidated")]

@@ -259,7 +259,7 @@ def why_unsupported(method: Method, target: TargetInfo) -> str | None:
     if target.is_encoder_decoder and not method.supports_encoder_decoder:
         return "the target has an encoder, and this method is for targets without one"
     if target.opaque and method.needs_layers:
-        return "it needs the target's layers, which transformers runs here as a whole"
+        return "it needs the target's layers, which transformers runs here as a whole; leave it out"
     return method.unsupported(target)
 
 

@@ -180,10 +180,10 @@ def choose_executor(
     try:
         return _choose_executor(settings, names, of_engines, notify)
     except UserError as problem:
-        if settings.models.executor != "auto" or not of_engines:
+        if settings.models.executor != "auto" or not of_engines or problem.id == "not_for_transformers":
             raise
         notify(
-            f"benchctl cannot run {names[0]} ({problem}). So target agreement stays empty: speed is measured, and "
+            f"benchctl cannot run {names[0]}: {problem}. So target agreement stays empty: speed is measured, and "
             "whether answers equal those of the engine without speculation."
         )
         return NOBODY
@@ -204,16 +204,17 @@ def _choose_executor(
     if wrong := [option for option, is_given in options.items() if is_given]:
         raise UserError(
             "not_for_transformers",
-            f"{' and '.join(wrong)} cannot be used where transformers runs the layers; leave it out.",
+            f"{' and '.join(wrong)} cannot be used where transformers runs the layers; leave it out",
         )
     if asked == "auto":
-        name = next(iter(problems))
+        name, problem = next(iter(problems.items()))
         kind = read[name].wrapper or read[name].config.model_type
+        reason = f"benchctl has no layers for models of type {kind!r}"
+        reason = reason if problem.id == "unknown_family" else str(problem)
         lost = "Methods that need inner layers are left out, and speed-ups are those of transformers' passes."
-        notify(
-            f"{name}: benchctl has no layers for this model ({kind}), so transformers runs it"
-            f"{' to score the answers' if of_engines else ''}.{'' if of_engines else f' {lost}'}"
-        )
+        lost = lost if name == names[0] else f"{lost} To run benchctl's own layers, name another draft model."
+        runs = "it to score the answers" if of_engines else "all models of this run"
+        notify(f"{name}: {reason}. So transformers runs {runs}.{'' if of_engines else f' {lost}'}")
     return WHOLE
 
 

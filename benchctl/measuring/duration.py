@@ -24,9 +24,10 @@ _ROWS, _TIMES = 64, 3
 
 @dataclass(frozen=True)
 class Duration:
-    """Seconds of a run with its warm-up, if every answer has its full length and every method is as fast as the
-    baseline; ``step_s`` is a step of the baseline. Both are None where other
-    layers than our own run, whose pace is not known."""
+    """Seconds of a run with its warm-up, if every answer is full and every method as fast as the baseline.
+
+    ``step_s`` is a step of the baseline. Both are None where other layers than our own run: their pace is not known.
+    """
 
     generations: int
     new_tokens: int

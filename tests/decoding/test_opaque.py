@@ -17,7 +17,7 @@ from benchctl.decoding.loop import DecodeRequest, decode
 from benchctl.decoding.method import UsesDraftModel, check_trees
 from benchctl.decoding.model.likelihood import likelihood
 from benchctl.decoding.model.opaque import OpaqueTarget, check_opaque
-from benchctl.decoding.model.target import Target
+from benchctl.decoding.model.target import Target, TargetInfo
 from benchctl.measuring.run import model_store
 from benchctl.measuring.weights import WeightGuard
 from benchctl.registry import build
@@ -34,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 16},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False, "bias": False},
     "stablelm": {"partial_rotary_factor": 0.25},
+    "gemma3_text": {"sliding_window": 16, "head_dim": 8, "layer_types": ["full_attention"] * 4},  # no layer has it
     "bloom": {"n_layer": 4, "n_head": 4},
 }
 TREELESS = ("bloom",)  # it takes no mask of another shape
@@ -149,6 +150,23 @@ def test_a_model_that_looks_ahead_is_refused() -> None:
     model = AutoModelForCausalLM.from_config(config).double()  # type: ignore[no-untyped-call]
     with refused("rows_not_taken_back", "bert"):
         OpaqueTarget(model, None)
+
+
+def test_a_model_with_a_cache_of_its_own_is_refused() -> None:
+    """DeepSeek's indexer ended in a traceback: it keeps keys that a plain cache has no place for."""
+    sizes = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    more = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1}
+    settings = {**sizes, **more, "num_key_value_heads": 4, "index_n_heads": 2, "index_head_dim": 8}
+    model = random_model("glm_moe_dsa", **settings)
+    model.set_experts_implementation("eager")
+    with refused("rows_not_taken_back", "glm_moe_dsa", "cache of their own"):
+        OpaqueTarget(model, None)
+
+
+def test_the_cache_of_keys_and_values_of_different_widths_is_counted() -> None:
+    """DeepSeek-V3 keeps 128 * (64 + 128 + 128) values for each layer and token; the estimate had 16,384."""
+    info = TargetInfo.of(CONFIG_MAPPING["deepseek_v3"](), opaque=True)
+    assert 2 * info.kv_size == 128 * (64 + 128 + 128)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -24,7 +24,7 @@ from benchctl.decoding.model.families import family_of
 from benchctl.decoding.model.tokenizer import downloaded_file
 
 Read = Callable[[str, Tensor], Tensor]
-"""Of a weight's name and what its file holds, the weight."""
+"""Turns a weight's name and stored tensor into the weight to use."""
 
 
 class _EmptyOnMeta(TorchFunctionMode):

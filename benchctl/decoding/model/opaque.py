@@ -21,11 +21,11 @@ from benchctl.decoding.model.kernels import Linear
 from benchctl.decoding.model.loading import DTYPES, probe, read_model
 from benchctl.decoding.model.target import ROUNDING, Target, TargetInfo
 from benchctl.decoding.model.tokenizer import TargetTokenizer, downloaded, load_tokenizer
-from benchctl.errors import UserError
+from benchctl.errors import UserError, is_out_of_memory
 
 _SHORT = 6  # window and chunk of attention in the probe, which is shorter than those of real models
 _RECURRENT = ("linear", "conv", "mamba", "recurrent")
-_AGAIN = 4  # rows of the probe that are run again
+_AGAIN = 4  # rows at the end of the probe that stand where others were taken back
 
 
 class OpaqueCache(Cache):
@@ -158,8 +158,9 @@ class OpaqueTarget(Target):
         if window is None:
             return whole
         narrow = cast(Tensor, layout.bias(window, self.dtype))[None, None]
-        kinds = set(getattr(self.config, "layer_types", None) or ())
-        return {"full_attention": whole, "sliding_attention": narrow} if len(kinds) > 1 else narrow
+        kinds = set(getattr(self.config, "layer_types", None) or ("sliding_attention",))
+        masks = {"full_attention": whole, "sliding_attention": narrow}
+        return masks if len(kinds) > 1 else masks.get(kinds.pop(), narrow)
 
     def fill(self, states: Tensor, cache: Cache, first: int, layout: Layout) -> None:
         raise AssertionError("no method that leaves early runs on this target")
@@ -192,18 +193,28 @@ class OpaqueTarget(Target):
         """
         with _short_attention(self.config):
             ids, theirs = probe(self._model, self.config)
-            cache, kept = self.new_cache(len(ids)), len(ids) - _AGAIN
-            self._feed(ids[:kept], cache)
-            self._feed(ids[:_AGAIN], cache)
-            cache.truncate(kept)
-            ours = self._feed(ids[kept:], cache)
-            if not self._agree(ours, theirs[kept:]):
+            kept, reason = len(ids) - _AGAIN, "answer differently after a rejected draft, look ahead or keep no cache"
+            try:
+                agrees = self._rows_agree(ids, theirs, kept)
+            except Exception as error:  # a forward raises whatever it does not find in the cache
+                if is_out_of_memory(error):
+                    raise
+                agrees, reason = False, f"need a cache of their own ({str(error).partition(chr(10))[0]})"
+            if not agrees:
                 raise UserError(
                     "rows_not_taken_back",
-                    f"models of type {self.config.model_type!r} answer differently after a rejected draft, so their "
-                    "answers would be wrong; measure them with an engine (benchctl list engines)",
+                    f"models of type {self.config.model_type!r} {reason}, so benchctl cannot run them; measure them "
+                    "with an engine (benchctl list engines)",
                 )
             self.runs_trees = self._branches_agree(ids[:kept])
+
+    def _rows_agree(self, ids: list[int], theirs: Tensor, kept: int) -> bool:
+        """Whether the rows from ``kept`` on are as without a cache, after others in their place were taken back."""
+        cache = self.new_cache(len(ids))
+        self._feed(ids[:kept], cache)
+        self._feed(ids[: len(ids) - kept], cache)
+        cache.truncate(kept)
+        return self._agree(self._feed(ids[kept:], cache), theirs[kept:])
 
     def _branches_agree(self, text: list[int]) -> bool:
         """Whether two branches, rows 0 2 4 and 1 3, are as each alone behind the text."""
@@ -214,7 +225,9 @@ class OpaqueTarget(Target):
         layout.tokens = nodes
         try:
             tree = self._logits(nodes, layout, cache)
-        except (RuntimeError, ValueError, TypeError, IndexError):  # models that take no mask of this shape
+        except Exception as error:  # a model that takes no mask of this shape raises whatever it stumbles over
+            if is_out_of_memory(error):
+                raise
             return False
         for branch in ([0, 2, 4], [1, 3]):
             whole = torch.tensor([[*text, *(nodes[row] for row in branch)]], device=self.device)
@@ -276,7 +289,7 @@ def check_opaque(config: Any) -> None:
 
 @contextmanager
 def _short_attention(config: Any) -> Iterator[None]:
-    """Windows and chunks of `_SHORT` tokens, where the configuration has some."""
+    """Windows and chunks of `_SHORT` tokens, if the configuration has them."""
     names = [name for name in ("sliding_window", "attention_chunk_size") if getattr(config, name, None)]
     before = {name: getattr(config, name) for name in names}
     try:

@@ -91,7 +91,7 @@ class TargetInfo:
 
 
 def _form_of(model: Any, weights: str) -> Form:
-    """In which products hold the weights of a ``model`` of transformers."""
+    """The form in which products hold the weights of a ``model`` of transformers."""
     if weights == "float16":
         return "float16"
     return "fast" if may_copy(sum(p.numel() * p.element_size() for p in model.parameters())) else "plain"

@@ -314,6 +314,14 @@ def downloaded_file(hub_id: str, name: str) -> Path | None:
     return Path(file) if file else None
 
 
+def text_config(whole: Any) -> Any:
+    """The configuration of the part that answers, where a model reads images too; else the configuration itself."""
+    config = whole.get_text_config()
+    if (quantised := getattr(whole, "quantization_config", None)) is not None:
+        config.quantization_config = quantised
+    return config
+
+
 def load_tokenizer(path: str | Path) -> TargetTokenizer:
     """Tokenizer and configuration of a folder or hub id. Raises UserError where there is none."""
     import transformers
@@ -323,9 +331,7 @@ def load_tokenizer(path: str | Path) -> TargetTokenizer:
     elif (adapter := downloaded_file(str(path), "adapter_config.json")) is not None:
         check_adapter(path, adapter)
     whole = from_pretrained(transformers.AutoConfig, path)
-    config = whole.get_text_config()  # of a model that reads images too, the part that answers
-    if (quantised := getattr(whole, "quantization_config", None)) is not None:
-        config.quantization_config = quantised
+    config = text_config(whole)
     tokenizer = from_pretrained(transformers.AutoTokenizer, path)
     tokenizer.model_max_length = sys.maxsize  # lengths are checked against the context, by us and with a clear error
     generation = _generation_config(path)

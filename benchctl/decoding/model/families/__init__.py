@@ -11,7 +11,21 @@ from benchctl.decoding.model.families.family import Family
 from benchctl.decoding.model.forms import check_quantised
 from benchctl.errors import UserError
 
-_UNKNOWN = Family()
+
+class _Unknown(Family):
+    """Facts of a model that our own layers do not run, by the usual names of its configuration's fields."""
+
+    def kv_heads(self, config: Any) -> int:
+        return self.heads(config) if hasattr(config, "v_head_dim") else super().kv_heads(config)
+
+    def head_dim(self, config: Any) -> int:
+        """Mean width of a key and a value, which differ in DeepSeek's attention."""
+        if not hasattr(config, "v_head_dim"):
+            return super().head_dim(config)
+        return int(config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim) // 2
+
+
+_UNKNOWN = _Unknown()
 
 
 @cache
