@@ -30,7 +30,8 @@ _LATEX = tuple(
         (r"\{,\}|,\\!", ","),
         (r"\\[,;: ]", "\N{THIN SPACE}"),
         (r"\\(?=[$%])", ""),
-        (r"\\(?:times|cdot)\b", "×"),
+        (r"\\(?:times|cdot)\b", " × "),
+        (r"\\sqrt\b", "√"),
         (r"\\approx\b", "≈"),
         (r"\^\{?\\circ\b\}?", "°"),
     )
@@ -40,6 +41,7 @@ _JOINTS = tuple(
     (re.compile(pattern), joined)
     for pattern, joined in (
         ("\N{FRACTION SLASH}", "/"),
+        (r"√\s*", "sqrt"),
         (r"(?<=\d) / (?=\d)", "/"),
         (r"(?<![\w.,/^])(\d+) +(?=\d+/\d+(?![\w/]))", r"\1&"),  # 2 1/2 becomes one word, 2&1/2
         (r"(=\s*)-\s+(?=[$.\d])", r"\1-"),
@@ -49,6 +51,25 @@ _JOINTS = tuple(
 _NUMBER = re.compile(r"(-?)(?:(\d{1,99})&)?(\d{0,99}\.?\d{1,99})(?:/(\d{1,99}))?")
 # What stands directly before a number, and behind it: us$18, 18kg, 18km/h, 18-year-old, 18m^2.
 _CURRENCY = re.compile(r"^[a-z]*[$€£¥₹](?=-?[\d.])")
+# Behind a number they make another one of it.
+_SCALES = frozenset(
+    (
+        "k",
+        "mn",
+        "mio",
+        "bn",
+        "hundred",
+        "thousand",
+        "million",
+        "millions",
+        "billion",
+        "billions",
+        "trillion",
+        "x",
+        "i",
+        "π",
+    )
+)
 _UNIT = re.compile(r"(?<=\d)\.?[^\d.,:^&+×÷]*[^\W\d](?:\^\W?\d)?$")
 
 
@@ -126,14 +147,19 @@ def _without_latex(text: str) -> str:
 def _to_last_number(text: str) -> list[tuple[str, str]]:
     """Words as of `_words` up to the last one with a digit that does not begin with a letter, such as m^2.
 
-    That word loses its currency and its unit.
+    That word loses its currency and its unit. Without a number where a scale, such as million, or a comparison changes
+    its value.
     """
-    said = _words(_SPACED_THOUSANDS.sub(lambda number: re.sub(r"\s", "", number[0]), text))
+    said, behind = _words(_SPACED_THOUSANDS.sub(lambda number: re.sub(r"\s", "", number[0]), text)), ("", "")
     while said:
         word, gap = said.pop()
         word = _CURRENCY.sub("", word)
         if any(map(str.isdigit, word)) and not word[0].isalpha():
-            return [*said, (_UNIT.sub("", word), gap)]
+            number = _UNIT.sub("", word)
+            scaled = word[len(number) :].strip(".- ") in _SCALES or (behind[0] in _SCALES and behind[1].isspace())
+            compared = len(said) > 1 and _COMPARISON.fullmatch(said[-1][0]) is not None
+            return [] if scaled or compared else [*said, (number, gap)]
+        behind = word, gap
     return []
 
 

@@ -81,7 +81,8 @@ class Likelihood(GradingJudge):
         key = run.target.weights_sha256, run.dtype
         if key not in self._targets:
             options = {"dtype": run.dtype, "device": self.device}
-            if run.executor == "transformers":
+            scored = run.methods[0].engine is not None and run.attention not in ("", Target.attention)
+            if run.executor == "transformers" or scored:
                 target: Target = OpaqueTarget.load_whole(self._path(run), **options)
             else:
                 target = Target.load(self._path(run), **options, weights=run.weights or "auto")

@@ -258,7 +258,7 @@ def _too_few(group: Group, result: Contest) -> str:
     same, compared = (sum(getattr(each, name) for each in measured) for name in ("identical", "compared"))
     if not compared:
         return "the answers were not compared" if measured else "no method with the same answers was measured"
-    return f"no method claims the same answers; {same} of {compared} were the same"
+    return f"no method claims to be lossless; {same} of {compared} answers were equal"
 
 
 def _without_winner(group: Group, result: Contest, left_out: tuple[str, ...]) -> Summary:

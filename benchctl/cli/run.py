@@ -107,8 +107,7 @@ def _print_estimate(settings: RunSettings, options: _OfAll) -> None:
     click.echo(f"tokens: {took.new_tokens * options.sessions:,} in {took.generations * options.sessions:,} generations")
     if engines:
         click.echo(
-            f"Not counted: the memory of {len(engines)} engines, each of which holds the weights once more, and their "
-            "time, which is not that of benchctl's own loop."
+            f"Not counted: memory and time of the {len(engines)} engines. Each label holds the weights once more."
         )
     if seconds is None or took.step_s is None:
         if not engines:

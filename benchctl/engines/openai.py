@@ -104,7 +104,7 @@ class OpenAI(Served):
         pages = ", ".join(page for name in names for page, _ in DIALECTS[name].facts)
         raise UserError(
             "engine_not_recognised",
-            f"{self.base_url}: a server answers there, but it is not known as {' or '.join(names)}: none of {pages} "
-            f"names its version. Check base_url, and the key in {KEY} if it asks for one. To measure speed alone, add "
+            f"{self.base_url}: a server answers there, but it is not {' or '.join(names)}, which name their versions "
+            f"at {pages}. Check base_url, and the key in {KEY} if it asks for one. To measure speed alone, add "
             "ids=none to the label.",
         )

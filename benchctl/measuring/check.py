@@ -488,8 +488,8 @@ def check_tokenizers(
     if tokenizer.ignored_settings:
         notify(
             f"{models.target}: its generation_config.json has {', '.join(tokenizer.ignored_settings)}. transformers' "
-            "generate applies that and benchctl does not, so their answers differ. Compare with programs that do not "
-            "apply it."
+            "generate applies that and benchctl does not, so their answers differ. Compare only with "
+            "programs that ignore it."
         )
     parts = [part for choice in choices for part in choice.whole]
     methods = {each.label: each.method for each in parts if isinstance(each.method, UsesDraftModel)}
@@ -511,6 +511,11 @@ def check_tokenizers(
                     f"The draft model '{draft}' has another tokenizer than the target. It drafts the {shared:,} of "
                     f"{tokenizer.vocabulary:,} tokens that both have."
                 )
+        elif (most := max(tokenizer.token_bytes, default=0)) >= draft_tokenizer.vocabulary:
+            notify(
+                f"The draft model '{draft}' has {draft_tokenizer.vocabulary:,} embeddings, and the target has tokens "
+                f"up to id {most:,}. It reads the others as id 0, so drafts behind them are worse."
+            )
         if problem:
             raise UserError("unsuitable_draft_model", f"The draft model '{draft}' has {problem} with --draft-model.")
     return tokenizer

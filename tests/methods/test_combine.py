@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -110,10 +110,10 @@ def test_the_prompt_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     models, pushed = pair("llama"), list[int]()
     push = Stream.push
 
-    def watched(stream: Stream, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
+    def watched(stream: Stream, tokens: Sequence[int], parents: Sequence[int] | None = None, **more: Any) -> None:
         if stream.target is models.target:
             pushed.append(len(tokens))
-        push(stream, tokens, parents)
+        push(stream, tokens, parents, **more)
 
     monkeypatch.setattr(Stream, "push", watched)
     for then in ("medusa", "two_model", "token_recycling"):

@@ -183,7 +183,8 @@ def test_a_draft_in_half_precision_stops_by_the_probability_itself() -> None:
     draft_logits = torch.tensor([[6.5, 0.0]], dtype=torch.bfloat16)  # sigmoid(6.5) = 0.9985
     pushed: list[int] = []
     stream = SimpleNamespace(push=lambda tokens, parents=(): pushed.extend(tokens), rows=1)
-    context = cast(Context, SimpleNamespace(sampling=Sampling(), stream=stream))
+    target = SimpleNamespace(stop_ids=frozenset())
+    context = cast(Context, SimpleNamespace(sampling=Sampling(), stream=stream, target=target))
     assert len(draft_chain(context, 4, lambda parents: draft_logits, ALL_TOKENS, confidence=0.999)) == 0
     assert len(draft_chain(context, 4, lambda parents: draft_logits, ALL_TOKENS, confidence=0.99)) == 4
     beams = draft_beam(context, 4, lambda parents: draft_logits.expand(len(parents), -1), ALL_TOKENS, 2, 0.999)

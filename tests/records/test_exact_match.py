@@ -199,6 +199,18 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        *("18 million", "$18 million", "18k", "18x", "18i", "18π", r"3\cdot 18", "√18", r"\sqrt{18}", "x ≤ 18"),
+        *("x > 18", "18 thousand people"),
+    ],
+)
+def test_a_number_with_a_scale_a_factor_or_a_bound_is_another_one(answer: str) -> None:
+    """Units behind a number do not count, and "18 million" counted as 18."""
+    assert not is_right(answer, "18")
+
+
+@pytest.mark.parametrize(
     ("exact_answer", "answer", "right"),
     [
         (key, text, right)

@@ -70,6 +70,12 @@ def check_folder(folder: Path) -> None:
     elif ggufs:
         files = " or ".join(str(folder / name) for name in ggufs[:3])
         raise UserError("gguf_in_folder", f"{folder} has no config.json but GGUF files; name the file itself: {files}.")
+    else:
+        raise UserError(
+            "model_not_loadable",
+            f"cannot load {folder}: it has no config.json, so it contains no model. Name a folder with config.json, or "
+            "a GGUF file.",
+        )
 
 
 def check_adapter(path: str | Path, file: Path) -> None:

@@ -376,6 +376,12 @@ def from_pretrained(kind: Any, path: str | Path, **options: Any) -> Any:
                 f"{path} needs program code of its own (auto_map in its config.json), which benchctl does not run. "
                 "Name a model that transformers runs itself, or use an engine (benchctl list engines).",
             ) from error
+        if "does not recognize this architecture" in str(error):
+            raise UserError(
+                "model_not_loadable",
+                f"cannot load {path}: the installed transformers does not know this type of model. Update it, or "
+                "measure the model with an engine (benchctl list engines)",
+            ) from error
         text = textwrap.shorten(str(error), 400, placeholder=" ...") or "no reason given"
         reason = text if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {text}"
         raise UserError("model_not_loadable", f"cannot load {path}: {reason}") from error
