@@ -12,7 +12,6 @@ from pathlib import Path
 import cheats
 import pytest
 import torch
-from command import ok
 from fixtures_run import invoke_run, make_folder, write_prompts
 
 from benchctl import registry
@@ -60,8 +59,10 @@ def _plugins(patch: pytest.MonkeyPatch) -> list[str]:
 def _measured(folder: Path, patch: pytest.MonkeyPatch, out: str, *labels: str) -> Seen:
     patch.chdir(folder)
     words = [word for label in labels for word in ("--method", label)]
-    ok(invoke_run(*words, "--max-new-tokens", "24", "--repeats", "2", "--out", out))
+    result = invoke_run(*words, "--max-new-tokens", "24", "--repeats", "2", "--out", out)
     file = read(folder / out)
+    answered = {row.label for row in file.rows if row.error is None}
+    assert result.exit_code == int(answered != {row.label for row in file.rows}), result.output
     (group,) = compare([file])
     errors = {row.label: row.error.partition(":")[0] for row in file.rows if row.error}
     warned: dict[str, set[str]] = {}
