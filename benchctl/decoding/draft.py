@@ -84,7 +84,7 @@ class Draft:
         return max((d for row, d in enumerate(self.depths) if not self.is_scratch(row)), default=0)
 
     def depth_to(self, stop_ids: frozenset[int]) -> int:
-        """As ``depth``, where branches end with their first stop token: what the acceptance rate divides by.
+        """Depth of the draft up to the first stop token of each branch; the acceptance rate divides by it.
 
         Tokens (5, 2, 7, 9), a chain, count 2 where 2 is a stop token.
         """

@@ -38,7 +38,7 @@ from benchctl.records.schema import EngineInfo, Scalar
 from benchctl.records.writer import check_output, read, scan
 from benchctl.serving.engine import Deployment, Engine
 
-# Who runs the layers: our own code with a preallocated cache, transformers, or nobody.
+# Who runs the layers: our own code with a preallocated cache, transformers, or none of them.
 STATIC, WHOLE, NOBODY = "static", "transformers", ""
 NO_DRAFT = "it needs a draft model; name one with --draft-model"
 _NAMED = 2  # suites or labels in the name of a results file; more are counted
@@ -173,7 +173,7 @@ def choose_executor(
 ) -> str:
     """Who runs the layers of these models: one executor for all, so that their passes can be compared.
 
-    Engines are measured also where nobody does. Raises UserError for models that the executor cannot run, and for
+    Engines are measured also where no executor can. Raises UserError for models that the executor cannot run, and for
     settings that it does not take.
     """
     of_engines = isinstance(choices[0].method, Engine)

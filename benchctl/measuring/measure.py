@@ -142,7 +142,7 @@ class Measurer:
 
     @property
     def _facts(self) -> Target | TargetTokenizer:
-        """What knows the target's context, vocabulary and stop ids."""
+        """The target or, without one, its tokenizer: both have context, vocabulary and stop ids."""
         facts = self.target or self.tokenizer
         assert facts is not None
         return facts

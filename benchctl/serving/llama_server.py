@@ -11,7 +11,7 @@ import xllamacpp
 
 
 def parameters(arguments: argparse.Namespace) -> xllamacpp.CommonParams:
-    """What these arguments mean to llama.cpp."""
+    """The settings that these arguments give llama.cpp."""
     found = xllamacpp.CommonParams()
     found.model.path, found.hostnames, found.port = arguments.model, [arguments.host], arguments.port
     found.n_parallel, found.n_ctx = arguments.parallel, arguments.ctx_size

@@ -234,7 +234,7 @@ def mix(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, lay
 
 
 def _mix_batched(attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-    """As `mix`, by two batched products; ``bias`` as Layout gives it with a copy for each query head of a group."""
+    """Result of `mix` by two batched products. ``bias`` is Layout's, with a copy for each query head of a group."""
     rows, kv_heads, head_dim = queries.shape[0], attention.kv_heads, attention.head_dim
     groups = attention.heads // kv_heads
     # Query heads that share a key head become rows of one batched product: 8 query and 2 key heads of 3 rows are

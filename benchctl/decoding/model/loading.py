@@ -53,7 +53,7 @@ DRAFT_VOCABULARY = "draft_vocabulary.safetensors"  # in the folder of a draft mo
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Those whose hash identifies a model: safetensors or, where there are none, what torch pickled."""
+    """Files whose hash identifies a model: safetensors or, where there are none, files that torch pickled."""
     kept = sorted(folder.glob("*.safetensors"))
     if all(file.name == DRAFT_VOCABULARY for file in kept):
         pickled = sorted(folder.glob("pytorch_model*.bin"))
@@ -71,7 +71,7 @@ def folder_sha256(folder: Path) -> str:
 
 
 def files_sha256(path: str | Path) -> str:
-    """What `files_sha256` of a folder or hub id will be; "" where its files do not tell, or are not here yet."""
+    """Hash of the files of a folder or hub id; "" where they have none that identify it, or are not here yet."""
     folder = Path(path) if Path(path).is_dir() else downloaded(str(path))
     return folder_sha256(folder) if folder is not None and weight_files(folder) else ""
 

@@ -196,7 +196,7 @@ class OpaqueTarget(Target):
             kept, reason = len(ids) - _AGAIN, "answer differently after a rejected draft, look ahead or keep no cache"
             try:
                 agrees = self._rows_agree(ids, theirs, kept)
-            except Exception as error:  # a forward raises whatever it does not find in the cache
+            except Exception as error:  # each model raises its own kind
                 if is_out_of_memory(error):
                     raise
                 agrees, reason = False, f"need a cache of their own ({str(error).partition(chr(10))[0]})"
@@ -225,7 +225,7 @@ class OpaqueTarget(Target):
         layout.tokens = nodes
         try:
             tree = self._logits(nodes, layout, cache)
-        except Exception as error:  # a model that takes no mask of this shape raises whatever it stumbles over
+        except Exception as error:  # models that take no such mask raise their own kinds
             if is_out_of_memory(error):
                 raise
             return False

@@ -236,7 +236,7 @@ class Family:
         )
 
     def attention_module(self, layer: Any) -> Any:
-        """What holds the products of a ``layer``'s attention by the names that read_attention takes."""
+        """The module with the products of a ``layer``'s attention, by the names that read_attention takes."""
         return layer.self_attn
 
     def read_mlp(self, module: Any, config: Any, form: Form) -> Mlp | Experts:
